@@ -1,0 +1,1 @@
+"""One folder a method. ``from assay.methods.vattention import vattention``."""
