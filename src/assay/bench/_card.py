@@ -20,7 +20,7 @@ from assay.bench._language import (
     parse_expression,
     unknown,
 )
-from assay.bench._methods import METHODS, method_folders
+from assay.bench._methods import method_folders
 
 Each = tuple[str, tuple[str, ...] | None]
 
@@ -137,7 +137,7 @@ def load_card(folder_or_file: Path) -> Card:
     return card
 
 
-def all_cards(root: Path = METHODS) -> dict[str, Card]:
+def all_cards(root: Path | None = None) -> dict[str, Card]:
     """Every method's card, ``{slug: card}``, in the order of the slugs."""
     return {slug: load_card(folder) for slug, folder in method_folders(root).items()}
 
