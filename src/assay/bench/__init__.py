@@ -1,32 +1,55 @@
 """The workbench: what a study is written with, and what weighs its claims.
 
-A study uses `experiment`, `prepare`, `Trial`, `Cases`, `Count` and `Exact`; a program that weighs claims uses `check`.
-The names are imported when they are first used, so that reading a card (`assay list`) does not pay for numpy.
+A study uses `experiment`, `prepare`, `Trial`, `Cases`, `Count` and `Exact`; a program that weighs claims uses `check`
+(run what is missing, then judge), `standing` (judge what is stored) and the `Store` of finished trials.
 """
 
-from importlib import import_module
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from assay.bench._measures import Cases, Count, Exact
-    from assay.bench._study import Cell, Prepared, Trial, experiment, prepare
+from assay.bench._measures import Cases, Count, Exact
+from assay.bench._study import Cell, Prepared, Trial, experiment, prepare
 
-_HOME = {
-    "Cases": "_measures",
-    "Count": "_measures",
-    "Exact": "_measures",
-    "Cell": "_study",
-    "Prepared": "_study",
-    "Trial": "_study",
-    "experiment": "_study",
-    "prepare": "_study",
+if TYPE_CHECKING:
+    from assay.bench._check import CheckResult, check, standing
+    from assay.bench._home import home
+    from assay.bench._run import Event
+    from assay.bench._store import Store, StoreError
+
+__all__ = [
+    "Cases",
+    "Cell",
+    "CheckResult",
+    "Count",
+    "Event",
+    "Exact",
+    "Prepared",
+    "Store",
+    "StoreError",
+    "Trial",
+    "check",
+    "experiment",
+    "home",
+    "prepare",
+    "standing",
+]
+
+# A study imports this package in every process that runs a trial: what weighs claims is loaded when it is asked for.
+_LAZY = {
+    "CheckResult": "_check",
+    "check": "_check",
+    "standing": "_check",
+    "home": "_home",
+    "Event": "_run",
+    "Store": "_store",
+    "StoreError": "_store",
 }
-__all__ = ["Cases", "Cell", "Count", "Exact", "Prepared", "Trial", "experiment", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'assay.bench' has no attribute {name!r}")
-    value = getattr(import_module(f"assay.bench.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
