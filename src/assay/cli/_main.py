@@ -224,6 +224,7 @@ def _dispatch(argv: list[str]) -> int:
     if not argv[0].startswith("-") and argv[0] not in _HANDLERS:
         raise UsageError("assay", unknown("command", argv[0], _HANDLERS))
     asked = parser.parse_args(argv)
+    asked.typed = argv
     module, _, function = _HANDLERS[asked.command].partition(":")
     handler: Callable[..., int] = getattr(import_module(module), function)
     return handler(asked)

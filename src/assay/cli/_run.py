@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import sys
 from collections.abc import Callable
-from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from assay._errors import InputError
@@ -52,8 +54,25 @@ def commands(folder: Path) -> dict[str, Callable[..., Any]]:
     """
     if not (folder / "command.py").is_file():
         raise InputError(f"{folder.name.replace('_', '-')} has no command of its own: use it in code, see `assay show`")
-    module = import_module(f"assay.methods.{folder.name}.command")
+    module = _load(folder / "command.py", f"assay.methods.{folder.name}.command")
     return {name.replace("_", "-"): getattr(module, name) for name in module.__all__}
+
+
+def _load(path: Path, name: str) -> ModuleType:
+    """Import a module without the package that it lies in, which may need packages that the options do not."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def choose(slug: str, verbs: dict[str, Callable[..., Any]], rest: list[str]) -> tuple[str, Parser, list[str]]:
@@ -81,7 +100,7 @@ def choose(slug: str, verbs: dict[str, Callable[..., Any]], rest: list[str]) -> 
 
 def parser_of(function: Callable[..., Any], program: str) -> Parser:
     """The parser of one verb."""
-    parser = Parser(prog=program)
+    parser = Parser(prog=program, add_help=False)
     add_options(parser, function)
     return parser
 

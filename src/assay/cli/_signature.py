@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def add_options(parser: Parser, function: Callable[..., Any]) -> None:
     Parameters
     ----------
     parser
-        Gets the options, the description and the examples.
+        Made without ``--help``, which stands last. Gets the options, the description and the examples.
     function
         Its parameters are keyword-only and typed: Path, str, int, float, bool, a Literal, ``tuple[X, ...]`` (separated
         by commas), or one of these ``| None``. A bool is a flag. Without a default the option is required.
@@ -87,9 +88,10 @@ def add_options(parser: Parser, function: Callable[..., Any]) -> None:
     hints = get_type_hints(function)
     parser.description = reflow("\n\n".join(part for part in (docs.summary, docs.prose) if part))
     if "Examples" in docs.sections:
-        parser.epilog = "examples:\n" + plain(inspect.cleandoc("\n" + docs.sections["Examples"]))
+        parser.epilog = "examples:\n" + textwrap.indent(plain(inspect.cleandoc(docs.sections["Examples"])), "  ")
     required = parser.add_argument_group("required")
     optional = parser.add_argument_group("options")
+    optional.add_argument("-h", "--help", action="help", help="show this and exit")
     for name, parameter in inspect.signature(function).parameters.items():
         where = f"{function.__module__}.{function.__name__}({name})"
         if name not in hints:
