@@ -149,9 +149,12 @@ def _bound(node: ast.stmt) -> list[str] | None:
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return []
-    return None
+    docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return [] if docstring or _for_types_only(node) else None
+
+
+def _for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not node.orelse
 
 
 def _named(node: ast.stmt) -> Iterator[str]:
@@ -171,8 +174,7 @@ def _imports(node: ast.AST, module: str, is_package: bool, method: Path) -> Iter
     todo: list[ast.AST] = [node]
     while todo:
         part = todo.pop()
-        if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test):
-            todo.extend(part.orelse)
+        if _for_types_only(part):
             continue
         todo.extend(ast.iter_child_nodes(part))
         if isinstance(part, ast.Import):

@@ -278,7 +278,7 @@ class _Planner:
                 name=name,
                 seed=None if seed is None else int(seed),
                 arm=None if arm is None else str(arm),
-                at={**{n: per[n] for n in [*setting_names, *input_names] if n in e.axes}, **at},
+                at={**{n: per[n] for n in [*setting_names, *input_names]}, **at},
                 cells=(),
                 settings={**{n: per[n] for n in setting_names}, **single, **at},
                 inputs={n: str(per[n]) for n in input_names},
