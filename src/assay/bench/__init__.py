@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from assay.bench._measures import Cases, Count, Exact
-from assay.bench._study import Cell, Prepared, Trial, experiment, prepare
-
 if TYPE_CHECKING:
     from assay.bench._check import CheckResult, check, standing
     from assay.bench._home import home
+    from assay.bench._measures import Cases, Count, Exact
     from assay.bench._run import Event
     from assay.bench._store import Store, StoreError
+    from assay.bench._study import Cell, Prepared, Trial, experiment, prepare
 
 __all__ = [
     "Cases",
@@ -35,8 +34,17 @@ __all__ = [
     "standing",
 ]
 
-# A study imports this package in every process that runs a trial: what weighs claims is loaded when it is asked for.
+# Each name is loaded when it is asked for: reading a card (`assay list`) does not pay for numpy, nor a trial's process
+# for what weighs claims.
 _LAZY = {
+    "Cases": "_measures",
+    "Count": "_measures",
+    "Exact": "_measures",
+    "Cell": "_study",
+    "Prepared": "_study",
+    "Trial": "_study",
+    "experiment": "_study",
+    "prepare": "_study",
     "CheckResult": "_check",
     "check": "_check",
     "standing": "_check",
@@ -52,4 +60,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value

@@ -39,11 +39,11 @@ def full_parser() -> Parser:
         verbs = commands(folder)
         if len(verbs) == 1:
             (function,) = verbs.values()
-            _copy(parser_of(function, f"assay run {slug}"), methods.add_parser(slug))
+            _copy(parser_of(function, f"assay run {slug}"), methods.add_parser(slug, help=slug))
         else:
-            below = methods.add_parser(slug).add_subparsers(dest="method_verb", parser_class=Parser)
+            below = methods.add_parser(slug, help=slug).add_subparsers(dest="method_verb", parser_class=Parser)
             for verb, function in verbs.items():
-                _copy(parser_of(function, f"assay run {slug} {verb}"), below.add_parser(verb))
+                _copy(parser_of(function, f"assay run {slug} {verb}"), below.add_parser(verb, help=verb))
     return parser
 
 
