@@ -41,6 +41,10 @@ class CheckResult:
         Settings and inputs off their defaults, as ``name=value``. Such a run cannot be saved.
     partial
         Experiments or seeds that were asked for in particular. Such a run cannot be saved either.
+    failures
+        The label and the sentence of each trial that failed.
+    keys
+        Of its jobs in the store.
     """
 
     method: str
@@ -57,6 +61,7 @@ class CheckResult:
     overridden: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     failures: tuple[tuple[str, str], ...] = field(default=())
+    keys: frozenset[str] = frozenset()
 
     @property
     def command(self) -> str:
@@ -341,6 +346,7 @@ class _Check:
             overridden=self.overridden,
             partial=self.partial,
             failures=tuple(failures),
+            keys=frozenset(self.plan.jobs),
         )
 
     def _ended(self, job: Job, rows: Mapping[str, Row], outcome: Outcome) -> tuple[str, str]:
