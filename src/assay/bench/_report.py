@@ -455,7 +455,9 @@ def _artifacts(
     artifacts: Sequence[tuple[str, Path]], room: _Room
 ) -> tuple[list[dict[str, str]], list[dict[str, str]], int]:
     """Pictures as data, made smaller where they are large; texts by their beginning; and how many found no room."""
-    pictures, texts, left_out = [], [], 0
+    pictures: list[dict[str, str]] = []
+    texts: list[dict[str, str]] = []
+    left_out = 0
     for label, path in artifacts:
         ending = path.suffix.lower()
         if ending in PICTURES:

@@ -23,7 +23,7 @@ from assay.bench._figures import exact, many, number, with_interval
 VERDICTS = ("holds", "fails", "open", "measured", "not testable here")
 SCALES = ("quick", "full", "paper")
 
-_KEYS = {
+_KEYS: dict[str, Any] = {
     "method": str,
     "version": str,
     "fingerprint": (str, dict),
