@@ -1,7 +1,7 @@
 """The corruption of the experiments: labels go missing, or wrong, with a chance that privileged columns explain."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
@@ -135,7 +135,7 @@ def corrupt_by_privileged(
 def wrong_labels(
     y: Real[np.ndarray, " n"],
     corrupted: Bool[np.ndarray, " n"],
-    noise: Literal["shrink", "disperse"],
+    noise: str,
     random_state: Any = None,
 ) -> Float[np.ndarray, " n"]:
     """The labels with those of corrupted rows made wrong.

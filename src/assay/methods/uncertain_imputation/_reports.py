@@ -97,7 +97,7 @@ def coverage_report(
     by_size = _table([(f"quarter {i + 1}", quarter) for i, quarter in enumerate(quarters)], covered, width, "width")
     return CoverageReport(
         float(covered.mean()),
-        clopper_pearson(int(covered.sum()), len(y)),
+        clopper_pearson(float(covered.sum()), float(len(y))),
         float(width.mean()),
         len(y),
         int(empty.sum()),
@@ -110,7 +110,7 @@ def _table(parts: list[tuple[Any, np.ndarray]], covered: np.ndarray, width: np.n
     rows = []
     for label, rows_of in parts:
         hits, widths = covered[rows_of], width[rows_of]
-        low, high = clopper_pearson(int(hits.sum()), len(hits))
+        low, high = clopper_pearson(float(hits.sum()), float(len(hits)))
         rows.append(
             (label, len(hits), float(hits.mean()), low, high, float(widths.mean()) if len(widths) else math.nan)
         )

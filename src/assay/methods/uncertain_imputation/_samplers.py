@@ -7,7 +7,7 @@ reference rows came.
 
 import math
 import warnings
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -26,6 +26,7 @@ CHUNK = 4_000_000  # distances held at a time
 TIE = 1.0 + 1e-12  # distances that differ by less are the same distance, summed in another order
 
 
+@runtime_checkable
 class ResidualSampler(Protocol):
     """Turns uniform numbers into residuals."""
 
@@ -203,10 +204,17 @@ class QuantileResiduals:
 
     def __init__(self, residuals: np.ndarray, Z: np.ndarray, seed: int) -> None:
         half = np.random.default_rng(seed).permutation(len(residuals)) < (len(residuals) + 1) // 2
+        # Small trees of large leaves: a quantile that follows single residuals is too narrow.
         self.models = [
-            HistGradientBoostingRegressor(loss="quantile", quantile=level, random_state=seed).fit(
-                Z[half], residuals[half]
-            )
+            HistGradientBoostingRegressor(
+                loss="quantile",
+                quantile=level,
+                max_iter=50,
+                max_leaf_nodes=8,
+                min_samples_leaf=50,
+                early_stopping=False,
+                random_state=seed,
+            ).fit(Z[half], residuals[half])
             for level in self.levels
         ]
         self.below = self.above = np.empty(0)

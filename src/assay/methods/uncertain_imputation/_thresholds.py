@@ -108,7 +108,10 @@ def weighted_threshold(
     if np.isnan(star).any() or (star < 0).any():
         raise ValueError("a test weight is negative or not a number: weights are likelihood ratios, at least 0")
     order = np.argsort(scores)
-    k = _first_to_reach(np.cumsum(weights[order]), star, level)
+    cumulated = np.cumsum(weights[order])
+    if not cumulated[-1] > 0:
+        raise ValueError("all calibration weights are zero: at least one clean point must have a positive weight")
+    k = np.searchsorted(cumulated, (level - MASS_SLACK) * (cumulated[-1] + star), side="left")
     quantile = np.append(scores[order], math.inf)[k]
     return float(quantile) if star.ndim == 0 else quantile
 
@@ -200,14 +203,6 @@ def _official_pcp_threshold(
     middle = (middle - middle[0]) / (middle[-1] - middle[0])
     raised = min(max(level + beta * n / (n + 1) + 1 / (n + 1), 0.0), 1.0)
     return float(np.interp(raised, middle, points))
-
-
-def _first_to_reach(cumulated: np.ndarray, star: np.ndarray, level: float) -> np.ndarray:
-    """Index of the first score whose cumulated weight reaches the level of the total; n where none does."""
-    total = cumulated[-1] + star
-    if not cumulated[-1] > 0:
-        raise ValueError("all calibration weights are zero: at least one clean point must have a positive weight")
-    return np.searchsorted(cumulated, (level - MASS_SLACK) * total, side="left")
 
 
 def _check_level(level: float) -> None:

@@ -102,14 +102,15 @@ def _safe_errors(
 ) -> tuple[float, float]:
     order = np.argsort(scores)
     ordered, cumulated = scores[order], np.cumsum(weights[order])
-    n, target = len(scores), level - MASS_SLACK
-    needed = target * (cumulated[-1] + test_weight)
+    n = len(scores)
+    needed = (level - MASS_SLACK) * (cumulated[-1] + test_weight)
     # Only whole groups of equal scores matter, and of them those whose mass does not reach the level.
     ends = np.append(ordered[1:] > ordered[:-1], True)
     count, mass = np.flatnonzero(ends) + 1, cumulated[ends]
     count, mass = count[mass < needed], mass[mass < needed]
-    lacking, share = needed - mass, target * (n + 1) - count
-    below, above = share > 0, share < 0
+    lacking, share = needed - mass, level * (n + 1) - count
+    slack = MASS_SLACK * (n + 1)  # a count that is the level of n + 1 to rounding binds on neither side
+    below, above = share > slack, share < -slack
     low = float(np.max(-lacking[below] / share[below], initial=-np.inf))
     high = float(np.min(lacking[above] / -share[above], initial=np.inf))
     return max(low, -smallest), high
