@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -95,6 +96,7 @@ COMMAND = '''
 """The mean of a column."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 __all__ = ["mean"]
@@ -208,8 +210,21 @@ def assay(tmp_path: Path) -> Shell:
     return Shell(tmp_path / "home", write_tiny(tmp_path / "methods"))
 
 
-@pytest.fixture
-def tiny():
+@pytest.fixture(scope="session")
+def cli_tools() -> ModuleType:
+    """This module, for fixtures that make a command line of their own."""
+    return sys.modules[__name__]
+
+
+class Tiny:
     """Writes another version of the tiny method: ``tiny(folder, card=...)``."""
-    write_tiny.CARD, write_tiny.STUDY, write_tiny.COMMAND = CARD, STUDY, COMMAND
-    return write_tiny
+
+    CARD, STUDY, COMMAND = CARD, STUDY, COMMAND
+
+    def __call__(self, folder: Path, **texts: str) -> Path:
+        return write_tiny(folder, **texts)
+
+
+@pytest.fixture
+def tiny() -> Tiny:
+    return Tiny()

@@ -19,6 +19,7 @@ from assay.bench._results import VERDICTS, save_result, spoken
 from assay.cli._list import method_folder
 from assay.cli._parser import UsageError
 from assay.cli._progress import Progress
+from assay.cli._report import remember, write
 from assay.cli._terminal import paint, wrap
 from assay.cli._verdicts import verdict_table
 
@@ -44,17 +45,10 @@ def check(asked: argparse.Namespace) -> int:
     status = 0
     for i, slug in enumerate(slugs):
         began = time.monotonic()
-        result = _measure(
-            slug,
-            scale=asked.scale,
-            seeds=asked.seeds,
-            only=tuple(asked.only),
-            set=overrides,
-            inputs=inputs,
-            engine=asked.engine,
-            workers=asked.workers,
-            dry_run=asked.dry_run,
-        )
+        terms = {"scale": asked.scale, "seeds": asked.seeds, "only": asked.only, "set": overrides, "inputs": inputs}
+        result = _measure(slug, **terms, engine=asked.engine, workers=asked.workers, dry_run=asked.dry_run)
+        if not asked.dry_run:
+            remember(slug, **terms)
         if asked.json:
             print(json.dumps(result.to_json(), ensure_ascii=False), flush=True)
         if result.interrupted:
@@ -72,8 +66,6 @@ def check(asked: argparse.Namespace) -> int:
 
 def tour(asked: argparse.Namespace) -> int:
     """A quick check of one method from each field on real data, and the report."""
-    from assay.cli._report import write
-
     slugs = _methods(TOUR, False)
     cards = {slug: load_card(method_folder(slug)[1]) for slug in slugs}
     print(

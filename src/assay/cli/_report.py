@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay._errors import InputError
-from assay.bench._home import artifacts_folder, report_path
+from assay.bench._home import artifacts_folder, home, report_path
 from assay.bench._methods import method_folders
 from assay.bench._study import SCALES
 
@@ -40,21 +42,59 @@ def export(asked: argparse.Namespace) -> int:
 
 
 def measured() -> list[CheckResult]:
-    """How claims stand, for each method and scale that the store has trials of.
+    """How claims stand: for each method and scale that was checked, and for each check on a user's own terms.
 
     Raises
     ------
     InputError
         Where nothing was measured here yet.
     """
-    from assay.bench._check import standing
+    from assay.bench._check import check, standing
     from assay.bench._store import Store
 
     with Store() as store:
         there = [(slug, scale) for slug in method_folders() for scale in SCALES if store.statuses(slug, scale)]
-    if not there:
+    own = []
+    for how in _remembered():
+        try:
+            own.append(check(**how, dry_run=True))
+        except InputError as error:  # its file is gone, or the study has changed since
+            print(f"left out of the report: a check of {how['method']}, because {error}", file=sys.stderr)
+    results = [standing(slug, scale) for slug, scale in there]
+    shown = {(result.method, result.scale) for result in own}
+    # The trials of own checks are not those of the defaults, which may never have run.
+    results = [r for r in results if _ran(r) or (r.method, r.scale) not in shown] + [r for r in own if _ran(r)]
+    if not results:
         raise InputError("nothing was measured here yet: run `assay tour`, or `assay check NAME`, then the report")
-    return [standing(slug, scale) for slug, scale in there]
+    return results
+
+
+def remember(method: str, **how: Any) -> None:
+    """Keep the terms of a check that had other settings, inputs, seeds or experiments than the study, for the report."""
+    if not any(how[name] for name in ("seeds", "only", "set", "inputs")):
+        return
+    inputs = {name: ",".join(map(_absolute, text.split(","))) for name, text in how["inputs"].items()}
+    terms = {"method": method, **how, "inputs": inputs, "only": list(how["only"])}
+    kept = [other for other in _remembered() if other != terms] + [terms]
+    path = home() / "checks.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _remembered() -> list[dict[str, Any]]:
+    path = home() / "checks.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _absolute(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
+
+
+def _ran(result: CheckResult) -> bool:
+    return any(n for word, n in result.trials.items() if word != "missing")
 
 
 def write(results: Sequence[CheckResult], path: Path | None = None) -> Path:
