@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.bench._card import Card, Claim
-from assay.bench._figures import figure, number, with_interval
+from assay.bench._figures import exact, number, with_interval
 from assay.cli._terminal import VERDICT_COLOURS, paint, wrap
 
 _INDENT = 14
@@ -68,7 +68,7 @@ def measured(result: Mapping[str, Any]) -> str:
     effect, span = with_interval(number(result["effect"]), interval)
     text = f"{effect} ({span})" if interval else effect
     if result["bar"] is not None:
-        text += f" against {figure(number(result['bar']))}"
+        text += f" against {exact(number(result["bar"]))}"
     deciding = [c for c in result["conditions"] if c["effect"] == result["effect"] and c["bar"] == result["bar"]]
     if deciding:
         cell = deciding[0]["cell"]

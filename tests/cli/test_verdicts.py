@@ -1,0 +1,69 @@
+"""The table of verdicts: the word, the sentence, the effect with its interval against the bar, the note."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from assay.cli._verdicts import measured, verdict_table
+
+
+def result(**changes):
+    base = {
+        "id": "guarantee",
+        "verdict": "holds",
+        "effect": 0.03124,
+        "interval": [0.0213, 0.0431],
+        "bar": 0.05,
+        "note": "",
+        "conditions": [
+            {"test": "a[x] <= 1", "cell": {}, "effect": 0.5, "interval": [0.4, 0.6], "bar": 1},
+            {
+                "test": "missed[vattention] <= delta",
+                "cell": {"eps": 0.1, "delta": 0.05},
+                "effect": 0.03124,
+                "interval": [0.0213, 0.0431],
+                "bar": 0.05,
+            },
+        ],
+    }
+    return {**base, **changes}
+
+
+def claim(**changes):
+    base = {"id": "guarantee", "says": "It is rarely wrong.", "reported": None, "testable": "full", "because": None}
+    return SimpleNamespace(**{**base, **changes})
+
+
+def test_the_deciding_condition_stands_beside_its_numbers():
+    assert measured(result()) == (
+        "0.031 (0.021 to 0.043) against 0.05: missed[vattention] <= delta, at eps=0.1, delta=0.05"
+    )
+
+
+def test_a_report_has_no_bar():
+    assert measured(result(bar=None, conditions=[])) == "0.031 (0.021 to 0.043)"
+
+
+@pytest.mark.parametrize("word", ["holds", "fails", "open", "measured"])
+def test_a_row_has_the_word_the_sentence_the_paper_and_the_note(word):
+    card = SimpleNamespace(claims=[claim(reported="0.02 on Llama", testable="scaled", because="a small model")])
+    lines = verdict_table(card, {"guarantee": result(verdict=word, note="fewer than three seeds")}).splitlines()
+    assert lines[0] == f"{word:14}It is rarely wrong."
+    assert lines[1].startswith(" " * 14 + "0.031 (0.021 to 0.043) against 0.05")
+    assert lines[-3:] == [
+        " " * 14 + "paper: 0.02 on Llama",
+        " " * 14 + "scaled: a small model",
+        " " * 14 + "fewer than three seeds",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_cannot_be_tested_here_comes_last():
+    claims = [claim(id="far", testable="no", because="needs 80 GB"), claim()]
+    lines = verdict_table(SimpleNamespace(claims=claims), {"guarantee": result()}).splitlines()
+    assert lines[0].startswith("holds")
+    assert lines[-3:] == ["not testable here", " " * 14 + "It is rarely wrong.", " " * 14 + "needs 80 GB"]
+
+
+def test_numbers_in_text_form_are_read():
+    assert measured(result(effect="inf", interval=None, conditions=[])) == "∞ against 0.05"
