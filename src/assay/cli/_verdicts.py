@@ -68,7 +68,7 @@ def measured(result: Mapping[str, Any]) -> str:
     effect, span = with_interval(number(result["effect"]), interval)
     text = f"{effect} ({span})" if interval else effect
     if result["bar"] is not None:
-        text += f" against {exact(number(result["bar"]))}"
+        text += f" against {exact(number(result['bar']))}"
     deciding = [c for c in result["conditions"] if c["effect"] == result["effect"] and c["bar"] == result["bar"]]
     if deciding:
         cell = deciding[0]["cell"]
