@@ -94,18 +94,22 @@ def test_public_names_have_numpy_docstrings(slug):
         if not (inspect.isclass(value) or inspect.isroutine(value)):
             continue
         assert value.__doc__, f"{name} has no docstring"
-        docs = read_docstring(value.__doc__)
+        explained: set[str] = set()
         if inspect.isclass(value):
-            if issubclass(value, BaseException | tuple):
+            if issubclass(value, BaseException | tuple | dict):
                 continue
-            docs.parameters.update(read_docstring(value.__init__.__doc__).parameters)
-            docs.parameters.update(dict.fromkeys(_attributes(docs.sections.get("Attributes", "")), ""))
+            for base in value.__mro__[:-1]:  # what a class shares with its base is explained there
+                docs = read_docstring(base.__doc__)
+                explained |= {*docs.parameters, *_attributes(docs.sections.get("Attributes", ""))}
+                explained |= set(read_docstring(base.__init__.__doc__).parameters)
+        else:
+            explained |= set(read_docstring(value.__doc__).parameters)
         parameters = [
             p.name
             for p in inspect.signature(value).parameters.values()
             if p.name != "self" and not p.name.startswith("_") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
-        missing = [p for p in parameters if p not in docs.parameters]
+        missing = [p for p in parameters if p not in explained]
         assert not missing, f"{name} does not explain {', '.join(missing)} under Parameters"
 
 
