@@ -90,6 +90,7 @@ def test_the_package_says_what_the_method_does(slug):
 
 @each_method
 def test_public_names_have_numpy_docstrings(slug):
+    unexplained = []
     for name, value in public_names(slug).items():
         if not (inspect.isclass(value) or inspect.isroutine(value)):
             continue
@@ -109,8 +110,8 @@ def test_public_names_have_numpy_docstrings(slug):
             for p in inspect.signature(value).parameters.values()
             if p.name != "self" and not p.name.startswith("_") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
-        missing = [p for p in parameters if p not in explained]
-        assert not missing, f"{name} does not explain {', '.join(missing)} under Parameters"
+        unexplained += [f"{name}({parameter})" for parameter in parameters if parameter not in explained]
+    assert not unexplained, "a Parameters section lacks these"
 
 
 def _attributes(section: str) -> list[str]:
