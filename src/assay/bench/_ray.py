@@ -24,7 +24,7 @@ from assay.bench._local import Server, available_cores
 from assay.bench._methods import METHODS
 from assay.bench._plan import Job
 
-# Not shared: as if every worker were on a machine of its own. For tests.
+# Where this is set, workers are taken to be on machines of their own: no home is shared with them. For tests.
 _APART = "ASSAY_RAY_APART"
 
 
@@ -74,7 +74,8 @@ class RayEngine:
         # A worker that finds this file, with this word in it, shares the check's home.
         self._token = secrets.token_hex(16)
         self._marker = home() / f"ray-{self._token}"
-        self._marker.write_text(self._token)
+        if _APART not in os.environ:
+            self._marker.write_text(self._token)
 
     def start(self, job: Job, since: float) -> None:
         if job.kind == "derive":
@@ -164,7 +165,7 @@ def run_on_worker(
     """
     job = Job.from_json(described)
     marker = Path(home_) / f"ray-{token}"
-    shared = _APART not in os.environ and marker.is_file() and marker.read_text() == token
+    shared = marker.is_file() and marker.read_text() == token
     place = home_ if shared else str(_scratch(token))
     os.environ["ASSAY_HOME"] = place
     if study is None:
@@ -181,6 +182,8 @@ def run_on_worker(
         for key, blob in needs:
             if not prepared_folder(key).is_dir():
                 unpack_folder(_fetched(blob), prepared_folder(key))
+    for other in [at for at in _servers if at[2] != place]:
+        _servers.pop(other).close()  # of a check that is over
     at = (job.folder, job.threads, place)
     if at not in _servers or _servers[at].closed:
         _servers[at] = Server(job.folder, job.threads)
