@@ -147,6 +147,15 @@ def test_a_study_that_is_not_python(assay, tmp_path, tiny):
     assert said.err.count("\n") == 1
 
 
+def test_a_missing_package_names_the_extra_to_install(assay, tmp_path, tiny):
+    folder = tiny(tmp_path / "bad", study="import no_such_package\n" + tiny.STUDY)
+    said = assay("check", "tiny-mean", ASSAY_METHODS=str(folder))
+    assert said.status == 2
+    assert said.err == (
+        "assay: tiny-mean needs the package 'no_such_package', which is not installed: pip install \"assay[tables]\"\n"
+    )
+
+
 def test_a_damaged_store_is_one_sentence(assay):
     assay.home.mkdir(parents=True)
     (assay.home / "assay.sqlite").write_bytes(b"SQLite format 3\x00" + b"rubbish" * 1000)

@@ -58,7 +58,10 @@ def test_a_broken_table_is_one_sentence(assay, tmp_path, text):
 def test_a_missing_package_names_the_extra_to_install(assay, table):
     said = assay("run", "tiny-mean", "--table", table, "--column", "price", "--need", "no_such_package.part")
     assert said.status == 2
-    assert said.err == "assay: tiny-mean needs the package 'no_such_package': pip install \"assay[tables]\"\n"
+    assert (
+        said.err
+        == "assay: tiny-mean needs the package 'no_such_package', which is not installed: pip install \"assay[tables]\"\n"
+    )
 
 
 def test_several_verbs(assay, tmp_path, tiny):

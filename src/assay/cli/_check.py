@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import time
@@ -122,8 +123,16 @@ def summary(result: CheckResult, seconds: float, dry_run: bool = False) -> str:
 def _measure(slug: str, **how: Any) -> CheckResult:
     from assay.bench._check import check as measure
 
-    with Progress(slug) as progress:
-        return measure(slug, on_event=progress, **how)
+    try:
+        with Progress(slug) as progress:
+            return measure(slug, on_event=progress, **how)
+    except (ImportError, RuntimeError) as error:
+        missing = re.search(r"No module named '([^'.]+)", str(error))
+        if missing is None or missing[1] == "assay" or "pip install" in str(error):
+            raise
+        extras = ",".join(load_card(method_folder(slug)[1]).extras)
+        sentence = f'{slug} needs the package {missing[1]!r}, which is not installed: pip install "assay[{extras}]"'
+        raise ImportError(sentence) from error
 
 
 def _methods(names: Sequence[str], everything: bool) -> list[str]:

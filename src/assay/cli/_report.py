@@ -36,8 +36,7 @@ def export(asked: argparse.Namespace) -> int:
     """Write every trial of the store into a table."""
     from assay.bench._export import export as write_table
 
-    written = write_table(asked.format, asked.path)
-    print(written if written is not None else asked.path)
+    print(write_table(asked.format, asked.path))
     return 0
 
 

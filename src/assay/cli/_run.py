@@ -39,7 +39,7 @@ def run(asked: argparse.Namespace) -> int:
             raise
         extras = ",".join(load_card(folder).extras)
         raise ImportError(
-            f'{slug} needs the package {package!r}: pip install "assay[{extras}]"', name=package
+            f'{slug} needs the package {package!r}, which is not installed: pip install "assay[{extras}]"', name=package
         ) from error
     return 0
 
