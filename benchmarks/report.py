@@ -73,7 +73,7 @@ def _check(dice: random.Random, m: int, claims: int, seeds: int, arms: int, step
         for e in range(2)
     }  # fmt: skip
     return SimpleNamespace(
-        method=name, scale="quick", interrupted=False, overridden=(), verdicts=verdicts, evidence=evidence,
+        method=name, scale="quick", interrupted=False, overridden=(), partial=(), verdicts=verdicts, evidence=evidence,
         trials={"done": 40, "reused": 0, "failed": 0, "skipped": 0, "missing": 0},
         versions={"numpy": "2.4.6", "torch": "2.13.0"}, machine={"processor": "synthetic", "cores": 2},
         data={"english": {"licence": "public domain", "sha256": "0" * 64}},

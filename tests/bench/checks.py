@@ -36,7 +36,7 @@ def claim(id: str, says: str, reported=None, testable="full", because=None, expe
 
 def check(name: str, card: Any, verdicts: list, evidence: dict | None = None, **more: Any) -> Any:
     fields = {
-        "method": name, "scale": "full", "interrupted": False, "overridden": (), "verdicts": verdicts, "evidence": evidence or {}, "card": card,
+        "method": name, "scale": "full", "interrupted": False, "overridden": (), "partial": (), "verdicts": verdicts, "evidence": evidence or {}, "card": card,
         "trials": {"done": 40, "reused": 5, "failed": 0, "skipped": 0, "missing": 0}, "fingerprint": "0" * 16,
         "versions": {"assay": "0.1.0", "numpy": "2.4.6", "torch": "2.13.0"},
         "machine": {"processor": "x86_64, 2 cores", "memory": "8 GiB", "python": "3.11.9"},

@@ -91,7 +91,7 @@ class _Method:
     texts: list[dict[str, str]]
     left_out: int
     setting: list[tuple[str, list[tuple[str, str]]]]
-    overridden: str
+    terms: str
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -127,8 +127,7 @@ def render(results: Iterable[Any], *, extra: Mapping[str, Extra] | None = None, 
     results = sorted(results, key=lambda r: (r.card.title.lower(), r.scale))
     room = _Room(results)
     methods = [_method(result, (extra or {}).get(result.method, Extra()), room) for result in results]
-    for twin in (m for m in methods if [n.slug for n in methods].count(m.slug) > 1):
-        twin.anchor = f"{twin.slug}-{twin.scale}"
+    _tell_apart(methods)
     counts = Counter(claim.verdict for method in methods for claim in method.claims)
     fields = Counter(name for method in methods for name in method.fields)
     page = _environment().get_template("report.html")
@@ -146,6 +145,18 @@ def render(results: Iterable[Any], *, extra: Mapping[str, Extra] | None = None, 
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _tell_apart(methods: Sequence[_Method]) -> None:
+    """Addresses for a method that stands on the page at several scales, or on several terms."""
+    slugs = Counter(m.slug for m in methods)
+    seen: Counter[str] = Counter()
+    for m in methods:
+        if slugs[m.slug] > 1:
+            m.anchor = f"{m.slug}-{m.scale}"
+        seen[m.anchor] += 1
+        if seen[m.anchor] > 1:
+            m.anchor += f"-{seen[m.anchor]}"
 
 
 def _environment() -> Environment:
@@ -193,7 +204,7 @@ def _method(result: Any, extra: Extra, room: _Room) -> _Method:
         paper=card.paper,
         paper_link=_paper_link(card.paper.id),
         scale=result.scale,
-        command=shlex.join(["assay", "check", result.method, "--scale", result.scale, *flags]),
+        command=shlex.join(["assay", "check", result.method, "--scale", result.scale, *result.partial]),
         claims=claims,
         trials=_trials(result.trials, result.interrupted),
         lost=_lost(result.evidence),
@@ -204,7 +215,7 @@ def _method(result: Any, extra: Extra, room: _Room) -> _Method:
         texts=texts,
         left_out=left_out,
         setting=_setting(result),
-        overridden=", ".join(map(str, result.overridden)),
+        terms=shlex.join(result.partial),
         counts={word: counts[word] for word in VERDICTS if counts[word]},
     )
 
@@ -296,14 +307,12 @@ def _cell(cell: Any) -> str:
 
 
 def _flags(result: Any) -> list[str]:
-    """The options that were off their defaults, as they are typed."""
-    flags: list[str] = []
-    for entry in result.overridden:
-        text = str(entry)
-        if text.startswith("--"):
-            flags += shlex.split(text)
-        elif "=" in text:
-            flags += ["--set", text]
+    """The options that it was run with, as they are typed, but for the experiments that it was narrowed to."""
+    flags, parts = [], list(result.partial)
+    while parts:
+        pair, parts = parts[:2], parts[2:]
+        if pair[0] != "--only":
+            flags += pair
     return flags
 
 

@@ -66,9 +66,9 @@ def save_result(check: Any, folder: Path | None = None) -> Path:
         If the run was interrupted or lacks trials, changed a setting or an input, or would take the place of a run at a
         larger scale. Trials that failed are no hindrance: the claims that need them are ``open`` and say so.
     """
-    if check.overridden:
-        changed = ", ".join(map(str, check.overridden))
-        raise InputError(f"a run with {changed} off its default cannot be saved: run it again without it")
+    if check.partial or check.overridden:
+        changed = " ".join(check.partial) or ", ".join(check.overridden)
+        raise InputError(f"a run with {changed} cannot be saved: only whole runs with every default can, run it without")
     lost = check.trials.get("missing", 0)
     if check.interrupted or lost:
         why = "was interrupted" if check.interrupted else f"lacks {many(lost, 'trial')}"
