@@ -9,7 +9,7 @@ from scipy import special
 Interval = tuple[float, float]
 
 
-def t_interval(centre: float, standard_error: float, freedom: float, level: float = 0.95) -> Interval:
+def t_interval(centre: float, standard_error: float, freedom: int | float, level: float = 0.95) -> Interval:
     """``centre`` plus and minus Student's t quantile times the standard error.
 
     Parameters
@@ -55,7 +55,7 @@ def mean_interval(values: Float[np.ndarray, "sample"], level: float = 0.95) -> I
     return t_interval(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n), n - 1, level)
 
 
-def clopper_pearson(k: float, n: float, level: float = 0.95) -> Interval:
+def clopper_pearson(k: int | float, n: int | float, level: float = 0.95) -> Interval:
     """The exact interval for a share, k of n.
 
     Covers at least ``level`` whatever the share is, also at 0 and 1. Not the Wald interval, which has no width there.
