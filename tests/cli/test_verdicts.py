@@ -46,8 +46,8 @@ def test_a_report_has_no_bar():
 
 @pytest.mark.parametrize("word", ["holds", "fails", "open", "measured"])
 def test_a_row_has_the_word_the_sentence_the_paper_and_the_note(word):
-    card = SimpleNamespace(claims=[claim(reported="0.02 on Llama", testable="scaled", because="a small model")])
-    lines = verdict_table(card, {"guarantee": result(verdict=word, note="fewer than three seeds")}).splitlines()
+    claims = [claim(reported="0.02 on Llama", testable="scaled", because="a small model")]
+    lines = verdict_table(claims, {"guarantee": result(verdict=word, note="fewer than three seeds")}).splitlines()
     assert lines[0] == f"{word:14}It is rarely wrong."
     assert lines[1].startswith(" " * 14 + "0.031 (0.021 to 0.043) against 0.05")
     assert lines[-3:] == [
@@ -60,7 +60,7 @@ def test_a_row_has_the_word_the_sentence_the_paper_and_the_note(word):
 
 def test_what_cannot_be_tested_here_comes_last():
     claims = [claim(id="far", testable="no", because="needs 80 GB"), claim()]
-    lines = verdict_table(SimpleNamespace(claims=claims), {"guarantee": result()}).splitlines()
+    lines = verdict_table(claims, {"guarantee": result()}).splitlines()
     assert lines[0].startswith("holds")
     assert lines[-3:] == ["not testable here", " " * 14 + "It is rarely wrong.", " " * 14 + "needs 80 GB"]
 

@@ -108,16 +108,19 @@ def summary(result: CheckResult, seconds: float, dry_run: bool = False) -> str:
     lines = [wrap(f"{result.card.title} ({result.method}): {head}")]
     if result.overridden:
         lines.append(paint(wrap(f"off the study's defaults: {', '.join(map(str, result.overridden))}"), "yellow"))
-    for label, why in result.failures[:3]:
-        lines.append(wrap(f"{label}: {why}", 14, first="failed"))
-    if len(result.failures) > 3:
-        lines.append(f"{'':14}and {many(len(result.failures) - 3, 'more failure')}")
+    reasons: dict[str, list[str]] = {}
+    for label, why in result.failures:
+        reasons.setdefault(why, []).append(label)
+    for why, labels in list(reasons.items())[:5]:
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        lines.append(wrap(f"{labels[0]}{more}: {why}", 14, first="failed"))
     verdicts = {verdict.id: verdict.to_json() for verdict in result.verdicts}
     tally = dict.fromkeys(VERDICTS, 0)
     for verdict in verdicts.values():
         tally[verdict["verdict"]] += 1
     said = spoken({word: n for word, n in tally.items() if n})
-    return "\n".join([*lines, "", verdict_table(result.card, verdicts), "", wrap(f"{result.method}: {said}")])
+    claims = [claim for claim in result.card.claims if claim.id in verdicts]
+    return "\n".join([*lines, "", verdict_table(claims, verdicts), "", wrap(f"{result.method}: {said}")])
 
 
 def _measure(slug: str, **how: Any) -> CheckResult:

@@ -85,7 +85,7 @@ def show(asked: argparse.Namespace) -> int:
     print("\n" + reflow(use["doc"]) + "\n")
     print(paint("Claims", "bold") + (f", measured at scale {result['scale']} on {result['date']}" if result else ""))
     print()
-    print(verdict_table(card, {claim["id"]: claim for claim in result["claims"]} if result else {}))
+    print(verdict_table(card.claims, {claim["id"]: claim for claim in result["claims"]} if result else {}))
     print()
     print(wrap(f"Measure them here: assay check {slug}" + (f" --scale {result['scale']}" if result else "")))
     return 0

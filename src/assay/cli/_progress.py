@@ -23,16 +23,11 @@ class Progress:
     ----------
     method
         Its slug.
-
-    Attributes
-    ----------
-    skips : dict[str, int]
-        How many trials were skipped, by their reason.
     """
 
     def __init__(self, method: str) -> None:
         self.method = method
-        self.skips: dict[str, int] = {}
+        self._said: set[str] = set()  # a reason that fifty trials share is told once
         self._running: dict[str, str] = {}
         self._started = self._told = time.monotonic()
         self._terminal = sys.stderr.isatty()
@@ -48,12 +43,10 @@ class Progress:
             self._bar.close()
 
     def __call__(self, event: Event) -> None:
-        if event.kind == "failed":
-            self._line(f"{paint('failed', 'red', sys.stderr)}  {event.label}: {event.why}")
-        elif event.kind == "skipped" and event.job_kind == "trial":
-            self.skips[event.why] = self.skips.get(event.why, 0) + 1
-            if self.skips[event.why] == 1:
-                self._line(f"{paint('skipped', 'yellow', sys.stderr)} {event.label}: {event.why}")
+        if event.kind in ("failed", "skipped") and event.why not in self._said:
+            self._said.add(event.why)
+            colour = {"failed": "red", "skipped": "yellow"}[event.kind]
+            self._line(f"{paint(event.kind, colour, sys.stderr)} {event.label}: {event.why}")
         if event.kind in ("started", "progress"):
             part = f" {event.done}/{event.total}" if event.kind == "progress" and event.total else ""
             self._running[event.key] = event.label + part

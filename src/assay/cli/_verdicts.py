@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.bench._card import Card, Claim
+from assay.bench._card import Claim
 from assay.bench._figures import exact, number, with_interval
 from assay.cli._terminal import VERDICT_COLOURS, paint, wrap
 
 _INDENT = 14
 
 
-def verdict_table(card: Card, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The claims of a card with what was measured of them; those that cannot be tested here come last, in short.
+def verdict_table(claims: Sequence[Claim], results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Claims with what was measured of them; those that cannot be tested here come last, in short.
 
     Parameters
     ----------
-    card
-        Its claims give the sentences and the paper's figures.
+    claims
+        Of a card: they give the sentences and the paper's figures.
     results
         ``{claim id: verdict}`` in the form of a result file; a claim without one is "not measured".
     """
-    here = [claim for claim in card.claims if _word(claim, results) != "not testable here"]
-    elsewhere = [claim for claim in card.claims if _word(claim, results) == "not testable here"]
+    words = {claim.id: _word(claim, results) for claim in claims}
+    here = [claim for claim in claims if words[claim.id] != "not testable here"]
+    elsewhere = [claim for claim in claims if words[claim.id] == "not testable here"]
     parts = ["\n".join(_rows(claim, results.get(claim.id))) for claim in here]
     if elsewhere:
         lines = [paint("not testable here", "dim")]
