@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.methods.racs_alice import RACS, Alice, EigenAdam
+from assay.methods.racs_alice._switch import draw_generator, exchange_columns, iterate_subspace
 from benchmarks._harness import Ratio, interleaved
 
 HIDDEN, FFN = 768, 2048
@@ -66,20 +67,52 @@ def measure() -> list[Ratio]:
         Ratio("Alice step / galore-torch step, outside basis updates", step["alice"] / step["galore"], 1.3, note=note),
     ]
 
-    switch = interleaved(
+    G = weights(1)
+    wide = [p.grad if p.shape[0] <= p.shape[1] else p.grad.mT for p in G]  # type: ignore[union-attr]
+    bases = [torch.linalg.qr(g[:, :RANK]).Q.contiguous() for g in wide]
+    tracked = torch.eye(RANK)
+
+    def switch() -> None:
+        for i, (g, U) in enumerate(zip(wide, bases, strict=True)):
+            exchange_columns(iterate_subspace(U, g, tracked, 0.999), LEADING, "complement", draw_generator(0, i, 1))
+
+    def decompose() -> None:
+        for g in wide:
+            torch.linalg.svd(g, full_matrices=False)
+
+    update = interleaved(
         {
+            "switch": switch,
+            "svd": decompose,
             "alice": started(Alice(weights(1), rank=RANK, leading=LEADING, interval=1)),
             "galore": started(galore(weights(1), 1)),
         },
         rounds=3,
-        warmup=0,
+        warmup=1,
         clock=time.process_time,
     )
-    note = f"every basis of one layer; Alice {switch['alice']:.2f} s"
-    rows.append(Ratio("galore-torch step / Alice step, with basis updates", switch["galore"] / switch["alice"], 3.0, "above", note=note))
+    note = f"every basis of one layer; switch {update['switch']:.2f} s"
+    rows += [
+        Ratio(
+            "full SVD (GaLore) / subspace iteration and exchange (Alice)",
+            update["svd"] / update["switch"],
+            3.0,
+            "above",
+            note=note,
+        ),
+        Ratio(
+            "galore-torch step / Alice step, with basis updates",
+            update["galore"] / update["alice"],
+            3.0,
+            "above",
+            note=note,
+        ),
+    ]
 
-    whole = interleaved({name: training_step(name) for name in ("adam", "racs", "alice")}, rounds=8, clock=time.process_time)
-    note = f"two layers of width {HIDDEN}, 1,024 tokens, forward and backward; Adam {whole['adam']:.1f} s"
+    whole = interleaved(
+        {name: training_step(name) for name in ("adam", "racs", "alice")}, rounds=5, clock=time.process_time
+    )
+    note = f"two layers of width {HIDDEN}, 2,048 tokens, forward and backward; Adam {whole['adam']:.1f} s"
     rows += [
         Ratio("whole training step, RACS / Adam", whole["racs"] / whole["adam"], 1.2, note=note),
         Ratio("whole training step, Alice / Adam", whole["alice"] / whole["adam"], 1.2, note=note),
@@ -108,7 +141,7 @@ def training_step(name: str) -> Callable[[], object]:
     """Forward, backward and the optimizer's step of two layers."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
-    x = torch.randn(4, 256, HIDDEN)
+    x = torch.randn(8, 256, HIDDEN)
     make = {
         "adam": lambda: torch.optim.Adam(model.parameters(), lr=1e-4, foreach=True),
         "racs": lambda: RACS(model.parameters(), lr=1e-3),

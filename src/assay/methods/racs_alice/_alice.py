@@ -32,6 +32,7 @@ from assay.methods.racs_alice._switch import (
 
 Compensation = Literal["optimal", "none", "fira", "fira+"]
 COMPENSATIONS = ("optimal", "none", "fira", "fira+")
+BLOCK = 2**17  # entries
 P_EPS = 1e-30  # far below any squared gradient
 
 
@@ -207,17 +208,20 @@ class Alice(MatrixOptimizer):
             self._update_seconds += time.perf_counter() - began
 
         b1, b2, b3 = group["betas"]
-        sigma = U.mT @ G
+        m, r = U.shape
+        sigma = torch.mm(U.mT, G, out=self._buffer("sigma", (r, G.shape[1]), G))
         if Q is not None:
             Q.addmm_(sigma, sigma.mT, beta=b3, alpha=1 - b3)
         M.lerp_(sigma, 1 - b1)
-        squares = sigma.square()
+        squares = torch.mul(sigma, sigma, out=self._buffer("squares", (r, G.shape[1]), G))
         V.lerp_(squares, 1 - b2)
-        energy = torch.linalg.vector_norm(G, dim=0).square_()
-        alive = energy.amax() != 0
+        inside = torch.mv(squares.mT, squares.new_ones(r))
+        total = self._column_energy(G)
+        residual = (total - inside).clamp_min_(0)
+        alive = total.amax() != 0
         # After an all-zero gradient the moments decay and W stays: dividing by infinity gives that without a branch.
-        omega = M / V.sqrt().add_(torch.where(alive, group["eps"], torch.inf))
-        residual = (energy - squares.sum(0)).clamp_min_(0)
+        root = torch.sqrt(V, out=squares).add_(torch.where(alive, group["eps"], torch.inf))
+        omega = torch.div(M, root, out=root)
         p.lerp_(residual, 1 - b1)
 
         kind = group["compensation"]
@@ -225,12 +229,10 @@ class Alice(MatrixOptimizer):
         if kind == "none":
             W.addmm_(U, omega, alpha=step)
         else:
-            m, r = U.shape
             if kind == "optimal":
                 scale = (p + P_EPS).rsqrt_().mul_((m - r) ** 0.5)
             else:
-                inside = squares.sum(0).sqrt_()
-                scale = torch.where(inside > 0, omega.norm(dim=0) / inside, 0.0)
+                scale = torch.where(inside > 0, omega.norm(dim=0) / inside.sqrt(), 0.0)
             orthonormal = group["switch"] not in ("gaussian", "gaussian-mix")
             if orthonormal:
                 # ||C||^2 = sum_j scale_j^2 (||g_j||^2 - ||sigma_j||^2): known before C is, so C is never formed.
@@ -250,6 +252,16 @@ class Alice(MatrixOptimizer):
             W.addmm_(U, omega.addcmul_(sigma, scale, value=-1), alpha=step)
             W.addcmul_(G, scale, value=step)
         closed(state, names, tensors)
+
+    def _column_energy(self, G: Float[Tensor, "m n"]) -> Float[Tensor, " n"]:
+        """Sums of squares of the columns, by blocks of rows that fit a cache: several times faster than a norm over rows."""
+        rows = len(G) if G.is_cuda else max(1, BLOCK // G.shape[1])
+        ones = G.new_ones(rows)
+        energy = G.new_zeros(G.shape[1])
+        for block in G.split(rows):
+            squares = torch.mul(block, block, out=self._like("block", block))
+            energy.addmv_(squares.mT, ones[: len(block)])
+        return energy
 
     def _start(self, G: Float[Tensor, "m n"], group: dict[str, Any], state: dict[str, Any]) -> None:
         m, n = G.shape

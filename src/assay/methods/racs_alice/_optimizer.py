@@ -65,7 +65,7 @@ class MatrixOptimizer(Optimizer):
             )
         self._fallback = fallback
         self._adam = {**ADAM_DEFAULTS, **(fallback_kwargs or {})}
-        self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._scratch: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         super().__init__(params, {"rule": "matrix", **defaults})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -267,14 +267,18 @@ class MatrixOptimizer(Optimizer):
     def _parameters(self) -> Iterator[Tensor]:
         return (p for group in self.param_groups for p in group["params"])
 
-    def _buffer(self, like: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-        """Working memory of a matrix's size and layout, shared by all tensors of one step."""
-        key = (like.dtype, like.device)
-        if key not in self._scratch or self._scratch[key].numel() < like.numel():
-            self._scratch[key] = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-        m, n = like.shape
-        flat = self._scratch[key][: like.numel()]
-        return flat.view(m, n) if like.stride(1) == 1 else flat.view(n, m).mT
+    def _buffer(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """Working memory of this shape, shared by all tensors of one step: fresh pages cost more than the arithmetic."""
+        key = (name, like.dtype, like.device)
+        count = shape[0] * shape[1]
+        if key not in self._scratch or self._scratch[key].numel() < count:
+            self._scratch[key] = torch.empty(count, dtype=like.dtype, device=like.device)
+        return self._scratch[key][:count].view(shape)
+
+    def _like(self, name: str, A: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+        """Working memory of a matrix's size and layout."""
+        m, n = A.shape
+        return self._buffer(name, (m, n), A) if A.stride(1) == 1 else self._buffer(name, (n, m), A).mT
 
 
 def zeros(shape: tuple[int, ...], like: Tensor, group: dict[str, Any]) -> Tensor:

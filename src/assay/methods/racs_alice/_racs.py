@@ -143,7 +143,7 @@ class RACS(MatrixOptimizer):
             m, n = G.shape
             state.update(s=zeros((n,), G, group), q=zeros((m,), G, group), phi=zeros((), G, group))
         s, q, phi = tensors = opened(state, ("s", "q", "phi"), G.dtype)
-        P = torch.mul(G, G, out=self._buffer(G))
+        P = torch.mul(G, G, out=self._like("squares", G))
         s_now, q_now = rank_one_fit(P, group["n_iters"])
         s.lerp_(s_now, 1 - group["beta"])
         q.lerp_(q_now, 1 - group["beta"])

@@ -104,8 +104,9 @@ def exchange_columns(
         drawn = torch.randn(m, r - keep, generator=generator).to(U)
         return torch.cat([U[:, :keep], drawn / drawn.norm(dim=0)], dim=1)
     if kind == "full-basis":
-        others = torch.cat([U[:, leading:], _complement(U)], dim=1)
-        return torch.cat([U[:, :leading], _choose(others, r - leading, generator)], dim=1)
+        drawn = leading + _draw(m - leading, r - leading, generator)  # a column of U below r, of the complement above
+        inside, outside = drawn[drawn < r].to(U.device), drawn[drawn >= r] - r
+        return torch.cat([U[:, :leading], U[:, inside], _complement(U, outside)], dim=1)
     keep = max(leading, 2 * r - m)
     if keep == r:
         return U
@@ -114,14 +115,22 @@ def exchange_columns(
         for _ in range(2):  # twice is enough: what rounding left of U goes with the second pass
             drawn = torch.linalg.qr(drawn - U @ (U.mT @ drawn)).Q
         return torch.cat([U[:, :keep], drawn], dim=1)
-    return torch.cat([U[:, :keep], _choose(_complement(U), r - keep, generator)], dim=1)
+    return torch.cat([U[:, :keep], _complement(U, _draw(m - r, r - keep, generator))], dim=1)
 
 
-def _complement(U: Float[Tensor, "m r"]) -> Float[Tensor, "m c"]:
-    """The m - r orthonormal vectors that complete U to a full basis."""
-    return torch.linalg.qr(U, mode="complete").Q[:, U.shape[1] :]
+def _complement(U: Float[Tensor, "m r"], columns: Tensor) -> Float[Tensor, "m c"]:
+    """Some of the m - r orthonormal vectors that complete U to a full basis.
+
+    They are columns r, r + 1, ... of the Q of a complete QR decomposition, but that m x m matrix is never formed: its
+    Householder reflections are applied to the unit vectors of the columns that are wanted.
+    """
+    m, r = U.shape
+    units = U.new_zeros(m, len(columns))
+    units[r + columns.to(U.device), torch.arange(len(columns), device=U.device)] = 1
+    reflections, tau = torch.geqrf(U)
+    return torch.ormqr(reflections, tau, units)
 
 
-def _choose(vectors: Float[Tensor, "m k"], count: int, generator: torch.Generator) -> Float[Tensor, "m c"]:
-    """``count`` columns, uniformly and without replacement."""
-    return vectors[:, torch.randperm(vectors.shape[1], generator=generator)[:count].to(vectors.device)]
+def _draw(total: int, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` of the numbers below ``total``, uniformly and without replacement."""
+    return torch.randperm(total, generator=generator)[:count]
