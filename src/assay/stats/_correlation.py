@@ -36,17 +36,17 @@ def fisher_z(r: Float[np.ndarray, "*shape"], cases: int) -> Float[np.ndarray, "*
     edge = 1 - 6 / (cases**3 - cases)
     perfect = np.abs(r) >= 1 - 1e-12
     with np.errstate(invalid="ignore"):
-        return np.arctanh(np.where(perfect, np.sign(r) * edge, r))
+        return np.asarray(np.arctanh(np.where(perfect, np.sign(r) * edge, r)))
 
 
 def from_fisher_z(z: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """The correlation of a z."""
-    return np.tanh(z)
+    return np.asarray(np.tanh(z))
 
 
 def pearson_without(
     x: Float[np.ndarray, "case"], y: Float[np.ndarray, "case"], groups: Int[np.ndarray, "case"], count: int
-) -> Float[np.ndarray, "count+1"]:
+) -> Float[np.ndarray, "{count}+1"]:
     """Pearson's correlation of all cases, then without each group.
 
     Parameters
@@ -75,7 +75,7 @@ def pearson_without(
 
 def spearman_without(
     x: Float[np.ndarray, "case"], y: Float[np.ndarray, "case"], groups: Int[np.ndarray, "case"], count: int
-) -> Float[np.ndarray, "count+1"]:
+) -> Float[np.ndarray, "{count}+1"]:
     """Spearman's correlation of all cases, then without each group, whose cases are ranked anew.
 
     Parameters
@@ -103,7 +103,7 @@ def spearman_without(
 
 def auc_without(
     score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"], groups: Int[np.ndarray, "case"], count: int
-) -> Float[np.ndarray, "count+1"]:
+) -> Float[np.ndarray, "{count}+1"]:
     """The area under the ROC curve of all cases, then without each group.
 
     Parameters

@@ -29,7 +29,7 @@ def case_groups(cases: int) -> Int[np.ndarray, "case"]:
 
 def mean_without(
     values: Float[np.ndarray, "case"], groups: Int[np.ndarray, "case"], count: int
-) -> Float[np.ndarray, "count+1"]:
+) -> Float[np.ndarray, "{count}+1"]:
     """The mean of all cases, then without each of the groups 0 to count - 1.
 
     A group without cases here leaves the mean as it is; where nothing is left it is nan.

@@ -20,7 +20,7 @@ def slope(x: Float[np.ndarray, "point"], y: Float[np.ndarray, "point *lines"]) -
         Where x has fewer than two different values.
     """
     centred = _centred(x)
-    return np.tensordot(centred, y - y.mean(axis=0), axes=1) / (centred @ centred)
+    return np.asarray(np.tensordot(centred, y - y.mean(axis=0), axes=1) / (centred @ centred))
 
 
 def exponent(x: Float[np.ndarray, "point"], y: Float[np.ndarray, "point *lines"]) -> Float[np.ndarray, "*lines"]:
@@ -53,7 +53,7 @@ def r2(x: Float[np.ndarray, "point"], y: Float[np.ndarray, "point *lines"]) -> F
     flat = total <= 1e-24 * np.max(np.abs(y), axis=0) ** 2
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.tensordot(centred, deviations, axes=1) ** 2 / (centred @ centred) / total
-    return np.where(flat, np.nan, np.minimum(share, 1.0))
+    return np.asarray(np.where(flat, np.nan, np.minimum(share, 1.0)))
 
 
 def spread(y: Float[np.ndarray, "point *lines"]) -> Float[np.ndarray, "*lines"]:
@@ -63,7 +63,7 @@ def spread(y: Float[np.ndarray, "point *lines"]) -> Float[np.ndarray, "*lines"]:
     ----------
     y : (point, ...)
     """
-    return y.max(axis=0) - y.min(axis=0)
+    return np.asarray(y.max(axis=0) - y.min(axis=0))
 
 
 def _centred(x: np.ndarray) -> np.ndarray:
