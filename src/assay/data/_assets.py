@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -301,7 +300,7 @@ _BY_NAME = {asset.name: asset for asset in _ASSETS}
 
 def assets() -> tuple[Asset, ...]:
     """All assets."""
-    return _ASSETS
+    return tuple(_BY_NAME.values())
 
 
 def asset(name: str) -> Asset:
@@ -313,6 +312,8 @@ def asset(name: str) -> Asset:
 
 def nearest(name: str) -> str:
     """What a user may have meant, in words."""
+    import difflib
+
     near = difflib.get_close_matches(name.lower(), _BY_NAME, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}? `assay data list` shows all"

@@ -6,8 +6,6 @@ import functools
 import os
 import re
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,9 +14,9 @@ from typing import Any
 
 from assay._extras import extras
 from assay.data import _cache
-from assay.data._assets import Asset, DataPath, Hub, Package, Place, Recipe, Shipped, Url, asset, assets, nearest
+from assay.data._assets import Asset, DataPath, Hub, Package, Recipe, Shipped, Url, asset, assets, nearest
 from assay.data._errors import DataError, MissingData, Offline, UnknownAsset
-from assay.data._kinds import KINDS, has_file_ending, kind_of, named
+from assay.data._kinds import KINDS, has_file_ending, kind_of, named, wanted
 from assay.data._packages import fetch_deb, fetch_npm, fetch_sdist, fetch_wheel
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -167,9 +165,7 @@ def resolve(name_or_path: str | Path, kind: str | None = None) -> Resolved:
     known = {it.name: it for it in assets()}.get(name)
     if known is not None:
         if kind is not None and kind != known.kind and not _also(known, kind):
-            raise DataError(
-                f"{name} is {named(known.kind)}, but {named(kind)} is expected: give another asset or a path"
-            )
+            raise DataError(f"{name} is {named(known.kind)}, but {wanted(kind)}: give another asset or a path")
         return Resolved(name, kind or known.kind, known.digest, known.licence, asset=known)
     path = Path(name).expanduser()
     if path.exists():
@@ -178,7 +174,7 @@ def resolve(name_or_path: str | Path, kind: str | None = None) -> Resolved:
             raise DataError(f"{path} is of no kind that Assay knows: {', '.join(KINDS)}")
         if kind is not None and kind not in kinds:
             looks = f"looks like {named(kinds[0])}" if kinds else "is not one that Assay recognises"
-            raise DataError(f"{path} {looks}, but {named(kind)} is expected: {KINDS[kind].describe}")
+            raise DataError(f"{path} {looks}, but {wanted(kind)}: {KINDS[kind].describe}")
         path = path.absolute()
         return Resolved(name, kind or kinds[0], _cache.content_digest(path), "", own=path)
     if _HUB_ID.fullmatch(name) and not has_file_ending(name) and (kind is None or kind in _HUB_KINDS):
@@ -189,7 +185,7 @@ def resolve(name_or_path: str | Path, kind: str | None = None) -> Resolved:
                 f"{name} is not {named(kind)}, it looks like {named(kinds[0]) if kinds else 'none of the kinds that Assay knows'}"
             )
         return Resolved(name, kind or (kinds or ["language model"])[0], f"hub-{path.name}", "", own=path)
-    if kind in ("chat endpoint", "environment") and named_only(name, kind):
+    if kind in ("chat endpoint", "environment") and kind in kind_of(name):
         return Resolved(name, kind, name, "", own=Path(name))
     raise UnknownAsset(f"{name!r} is neither an asset nor a path that exists: {nearest(name)}")
 
@@ -232,11 +228,6 @@ def hub(repo: str, revision: str | None = None) -> Path:
         ) from error
 
 
-def named_only(name: str, kind: str) -> bool:
-    """Whether a kind that is no file is named: an endpoint's address, an environment's id."""
-    return kind in kind_of(name)
-
-
 def _fetch_from(place: Package | Hub | Url | Recipe, it: Asset, progress: bool) -> Path:
     if isinstance(place, Hub):
         return hub(place.repo, place.revision)
@@ -250,19 +241,33 @@ def _fetch_from(place: Package | Hub | Url | Recipe, it: Asset, progress: bool) 
                 print(f"Making {it.name}: {it.title}", file=sys.stderr)
             _function(place.function)(parts, target)
         else:
-            source = _unpacked(place, progress) / place.member
-            if not source.exists():
-                raise DataError(f"the {place} has no {place.member}: it is not the package that Assay knows")
-            if place.convert is None:
-                _copy(source, target)
-            else:
-                _function(place.convert)(source, target)
+            try:
+                _from_package(place, target, progress)
+            except MissingData:
+                raise
+            except DataError:
+                _cache.remove(
+                    _package_folder(place)
+                )  # it was changed after it was unpacked: the next run fetches it anew
+                raise
         if not _good(it, target):
+            if isinstance(place, Package):
+                _cache.remove(_package_folder(place))
             raise DataError(
-                f"{it.name}, fetched from {place}, does not have the sha256 that Assay knows: it was removed, run again"
+                f"{it.name} from {place} does not have the sha256 that Assay knows; it was removed, run again"
             )
 
     return _cache.made_once(cached_path(it), make, ready=functools.partial(_good, it))
+
+
+def _from_package(place: Package, target: Path, progress: bool) -> None:
+    source = _unpacked(place, progress) / place.member
+    if not source.exists():
+        raise DataError(f"the {place} has no {place.member}, which Assay expects in it; it was removed, run again")
+    if place.convert is None:
+        _copy(source, target)
+    else:
+        _function(place.convert)(source, target)
 
 
 def _unpacked(place: Package, progress: bool) -> Path:
@@ -292,6 +297,9 @@ def _copy(source: Path, target: Path) -> None:
 
 def _download(place: Url, it: Asset, target: Path, progress: bool) -> None:
     """A file from its address. What a killed run left is continued, where the server gives a part of a file."""
+    import urllib.error
+    import urllib.request
+
     from tqdm import tqdm
 
     if _cache.offline():
@@ -399,7 +407,11 @@ def _also(it: Asset, kind: str) -> bool:
 def describe(name: str) -> dict[str, Any]:
     """What `assay data show` tells of an asset: its fields, where it lies, how large it is there, or how to get it."""
     it = asset(name)
-    path = found(it)
+    path, missing = None, it.missing or f"assay data get {it.name}"
+    try:
+        path = found(it)
+    except DataError as error:
+        missing = str(error)
     return {
         "name": it.name,
         "title": it.title,
@@ -410,8 +422,5 @@ def describe(name: str) -> dict[str, Any]:
         "places": [str(place) for place in it.places],
         "path": path,
         "bytes": _cache.size_of(path) if path else None,
-        "missing": None if path else (it.missing or f"assay data get {it.name}"),
+        "missing": None if path else missing,
     }
-
-
-__all__ = ["Place", "Resolved", "clean", "describe", "fetch", "found", "hub", "open_input", "resolve"]

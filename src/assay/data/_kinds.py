@@ -245,8 +245,9 @@ def _routes(look: _Look) -> bool:
 
 
 def _text(look: _Look) -> bool:
-    plain = look.is_file and (look.stem.endswith(_TEXT) or "." not in look.path.name) and look.text is not None
-    return plain and not _routes(look)
+    """Any file that is text and has no ending of another kind: prose, logs, source code."""
+    other = has_file_ending(look.path.name) and not look.stem.endswith(_TEXT)
+    return look.is_file and not other and look.text is not None and not _routes(look)
 
 
 def _documents(look: _Look) -> bool:
@@ -385,23 +386,16 @@ KINDS: dict[str, Kind] = {
 }
 
 
+_MANY = ("documents", "prompts", "cells", "PDE fields", "routes", "images", "events", "votes", "transitions")
+
+
 def named(kind: str) -> str:
     """A kind with its article, for a sentence."""
-    if kind in (
-        "text",
-        "documents",
-        "prompts",
-        "cells",
-        "EEG",
-        "PDE fields",
-        "routes",
-        "motion",
-        "images",
-        "video",
-        "events",
-        "votes",
-        "transitions",
-        "point clouds and meshes",
-    ):
+    if kind in (*_MANY, "text", "EEG", "motion", "video", "point clouds and meshes"):
         return kind
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def wanted(kind: str) -> str:
+    """That a kind is expected, for a sentence."""
+    return f"{named(kind)} {'are' if kind in _MANY else 'is'} expected"

@@ -203,8 +203,7 @@ def together(parts: Mapping[str, Path], target: Path) -> None:
 def _check(files: Sequence[Path], count: int, digest: str) -> None:
     if len(files) != count or set_digest(files) != digest:
         raise DataError(
-            f"the package holds {len(files)} texts that are not the {count} that Assay knows: clean it with "
-            "`assay data clean` and run again"
+            f"the package holds {len(files)} texts that are not the {count} that Assay knows; it was removed, run again"
         )
 
 

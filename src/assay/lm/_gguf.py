@@ -7,7 +7,9 @@ saved; the copy opens in half a second and gives the same logits to the last bit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from assay._extras import extras
 from assay.data import DataError
 from assay.data._cache import cache, content_digest, made_once, need_space
 
-VERSION = 1  # of the conversion, in the name of the folder
+VERSION = 1  # of the conversion, in the name of the folder; the `version` of assets made by the recipe
 
 
 def recipe(parts: Mapping[str, Path], target: Path) -> None:
@@ -27,7 +29,12 @@ def recipe(parts: Mapping[str, Path], target: Path) -> None:
 def converted(gguf: Path) -> Path:
     """The transformers folder of a GGUF file of the user's: made in the cache on the first call."""
     target = cache() / "assets" / f"{gguf.stem}-{content_digest(gguf)[:16]}-{VERSION}"
-    return made_once(target, lambda folder: convert(gguf, folder))
+
+    def make(folder: Path) -> None:
+        print(f"Converting {gguf.name} into the cache, once", file=sys.stderr)
+        convert(gguf, folder)
+
+    return made_once(target, make)
 
 
 def convert(gguf: Path, folder: Path) -> None:
@@ -40,9 +47,13 @@ def convert(gguf: Path, folder: Path) -> None:
     place: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     try:
         parameters = sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
-        need_space(4 * parameters, f"{gguf.name}, expanded to float32,")
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
-        read = AutoModelForCausalLM.from_pretrained(gguf.parent, **place, dtype=torch.float32)
+    except (ValueError, IndexError, UnicodeDecodeError) as error:
+        raise DataError(f"{gguf} is not a whole GGUF file ({error}): download it again") from error
+    need_space(4 * parameters, f"{gguf.name}, expanded to float32,")
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **place)
+            read = AutoModelForCausalLM.from_pretrained(gguf.parent, **place, dtype=torch.float32)
     except (ValueError, OSError, KeyError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0][:300]
         raise DataError(f"{gguf} cannot be opened as a language model: {reason}") from error
@@ -54,5 +65,20 @@ def convert(gguf: Path, folder: Path) -> None:
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.generation_config = read.generation_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars of transformers, for the time of a call."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay._extras import extras
 from assay.data import DataError, resolve
-from assay.lm._gguf import converted
+from assay.lm._gguf import converted, quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,8 +56,9 @@ def load(path_or_name: str | Path, dtype: str = "float32") -> LanguageModel:
     _check_folder(path)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "local_files_only": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(path, **options)
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
         reason = str(error).strip().split("\n")[0][:300]
         raise DataError(f"{path} cannot be opened as a causal language model: {reason}") from error
