@@ -107,7 +107,7 @@ def test_a_check_gives_a_verdict_for_each_claim(tiny):
     assert [claim["id"] for claim in printed["claims"]] == [claim.id for claim in result.card.claims]
     assert result.versions["python"] == sys.version.split()[0]
     assert result.machine["cores"] >= 1
-    assert result.data["shakespeare"]["kind"] == "text"
+    assert result.data["shakespeare"]["kind"] == "documents"
 
 
 def test_an_input_of_the_users_own_takes_the_place_of_the_defaults(tiny, tmp_path):

@@ -46,16 +46,27 @@ def done():
         return {row.key for row in store.rows(kind=None) if row.status == "done"}
 
 
+def wait_for_a_trial(bench, seen):
+    deadline = time.monotonic() + 30
+    while len(bench.lines()) == seen:
+        assert time.monotonic() < deadline, "no trial started"
+        time.sleep(0.005)
+
+
 def kill_again_and_again(bench, times, seeds, rng):
     """Kill a check ``times`` times, look at what it left each time, then let one finish."""
     bench.method("tiny", STUDY.replace("SEEDS", str(seeds)))
     stored: set[str] = set()
     seen = 0
     progress = 0
-    for _ in range(times):
+    for turn in range(times):
         process = bench.start("check('tiny', workers=2)")
         # At any moment: before the store is there, while the server starts, in the middle of trials.
-        time.sleep(rng.uniform(0.0, 1.3))
+        if turn % 2:
+            time.sleep(rng.uniform(0.0, 1.0))
+        else:
+            wait_for_a_trial(bench, seen)
+            time.sleep(rng.uniform(0.0, 0.4))
         assert process.poll() is None, process.communicate()[1] or "it finished: give it more trials"
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
@@ -93,7 +104,7 @@ def kill_again_and_again(bench, times, seeds, rng):
 def test_a_check_that_is_killed_at_any_moment_loses_no_finished_trial(bench):
     progress = kill_again_and_again(bench, times=22, seeds=120, rng=random.Random())
     # The kills did fall among running trials, not all before the first.
-    assert progress >= 5
+    assert progress >= 3
 
 
 @pytest.mark.slow

@@ -140,7 +140,9 @@ def check(
     ImportError, RuntimeError
         When the study, or the engine, cannot be loaded.
     """
-    checked = _Check(method, scale, seeds=seeds, only=only, overrides=set, inputs=inputs)
+    checked = _Check(
+        method, scale, seeds=seeds, only=only, overrides=set, inputs=inputs, elsewhere=engine.startswith("ray://")
+    )
     if save:
         checked.refuse_to_save_what_is_partial()
     if workers is not None and workers < 1:
@@ -174,6 +176,7 @@ class _Check:
         only: Sequence[str] = (),
         overrides: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
+        elsewhere: bool = False,
     ) -> None:
         folders = method_folders()
         if method not in folders:
@@ -186,7 +189,6 @@ class _Check:
         self.card = load_card(folders[method])
         self.study: StudyOutline = read_outline(folders[method])
         check_card(self.card, self.study)
-        self.kinds = _input_kinds(self.study)
         self.plan: Plan = make_plan(
             self.study,
             method,
@@ -201,7 +203,7 @@ class _Check:
             self._check_kinds(inputs)
         self.blocked: dict[str, str] = {}
         for e in self.plan.experiments.values():
-            if e is not None and e.device == "cuda" and not cuda_devices():
+            if e is not None and e.device == "cuda" and not elsewhere and not cuda_devices():
                 self.blocked[e.name] = "no CUDA device"
         for key, job in list(self.plan.jobs.items()):
             name = job.settings["of"] if job.kind == "derive" else job.name
@@ -221,22 +223,6 @@ class _Check:
         for name, value in (inputs or {}).items():
             self.partial += ("--input", f"{name}={_spelled(value)}")
 
-    @property
-    def overridden(self) -> tuple[str, ...]:
-        """Settings and inputs off their defaults."""
-        changed: dict[str, None] = {}
-        for e in self.plan.experiments.values():
-            changed.update(dict.fromkeys(e.overridden if e is not None else ()))
-        own = {n: v for p in self.study.prepares.values() for n, v in p.settings.items()}
-        for part, name in zip(self.partial, self.partial[1:]):
-            if (
-                part == "--set"
-                and name.partition("=")[0] in own
-                and _spelled(own[name.partition("=")[0]]) != name.partition("=")[2]
-            ):
-                changed.setdefault(name)
-        return tuple(changed)
-
     def refuse_to_save_what_is_partial(self) -> None:
         """A result file holds whole runs."""
         if self.partial:
@@ -252,12 +238,12 @@ class _Check:
 
     def _check_kinds(self, inputs: Mapping[str, Any]) -> None:
         """A user's input must be of the kind of the default that it replaces."""
-        from assay.data import asset, resolve
+        from assay.data import assets, resolve
 
-        for job in self.plan.trials():
-            for name in inputs:
-                if name in job.inputs and job.inputs[name] != job.defaults.get(name) and name in job.defaults:
-                    resolve(job.inputs[name], asset(job.defaults[name]).kind)
+        kinds = {it.name: it.kind for it in assets()}
+        pairs = {(job.inputs[n], job.defaults[n]) for job in self.plan.trials() for n in inputs if n in job.inputs}
+        for given, default in sorted(pairs):
+            resolve(given, kinds.get(default))
 
     # Running -----------------------------------------------------------------------------------------------------
 
@@ -271,7 +257,7 @@ class _Check:
             trials = [job for job in self.plan.trials() if job.key not in wanted]
             total = len(self.plan.trials())
             on_event(Event("planned", done=len(trials), total=total))
-            outcome = Outcome({*()}, {})
+            outcome = Outcome(set(), {})
             if wanted and not dry_run:
                 started = _engine(engine, workers, self.plan)
                 outcome = run_jobs(self.plan, wanted, started, store, since, on_event)
@@ -327,7 +313,7 @@ class _Check:
             if found is not None:
                 named = _replaced_values(claim, self.plan.experiments[str(claim.experiment)])
                 if named:
-                    found = replace(found, blocked=f"replaced: {', '.join(named)}")
+                    found = replace(found, blocked=named)
             verdicts.append(judge(claim, found))
         done = [rows[job.key] for job in self.plan.trials() if job.key in rows and rows[job.key].status == "done"]
         whole = hashlib.sha256("".join(f"{n}{f}" for n, f in sorted(self.plan.fingerprints.items())).encode())
@@ -343,13 +329,13 @@ class _Check:
             machine=_joined(row.machine for row in done),
             data=self._data(),
             fingerprint=whole.hexdigest(),
-            overridden=self.overridden,
+            overridden=self.plan.overridden,
             partial=self.partial,
             failures=tuple(failures),
             keys=frozenset(self.plan.jobs),
         )
 
-    def _ended(self, job: Job, rows: Mapping[str, Row], outcome: Outcome) -> tuple[str, str]:
+    def _ended(self, job: Job, rows: Mapping[str, Row], outcome: Outcome) -> tuple[Any, str]:
         """A job's status and sentence; one without a row is as good as what it reads."""
         from assay.bench._run import blocked_by
 
@@ -397,7 +383,7 @@ class _Check:
                 for text, point in points.items():
                     if (arm, text) not in known:
                         reason = why if status != "done" else f"{e.derive} needs every arm, and gave nothing here"
-                        missing = "missing" if status == "done" else status
+                        missing: Any = "missing" if status == "done" else status
                         found.append(Observation(arm, dict(point), job.seed, missing, reason, {}, {}))
         return Evidence(e, found, None)
 
@@ -434,10 +420,6 @@ def _transitive(plan: Plan, job: Job) -> Iterable[str]:
     for need in job.needs:
         yield need.key
         yield from _transitive(plan, plan.jobs[need.key])
-
-
-def _input_kinds(study: StudyOutline) -> dict[str, str]:
-    return {n: v[0] if isinstance(v, tuple) else v for e in study.experiments.values() for n, v in e.inputs.items()}
 
 
 def _input_names(job: Job, plan: Plan) -> list[str]:
@@ -492,12 +474,12 @@ def _with_derived(
     return e, found
 
 
-def _replaced_values(claim: Claim, e: ScaledExperiment | None) -> list[str]:
-    """The axes whose value a claim names, where the run has other values there."""
+def _replaced_values(claim: Claim, e: ScaledExperiment | None) -> str:
+    """The axes whose value a claim names, where the run has other values there; empty where there are none."""
     from assay.bench._language import parse_condition, parse_expression, references, value_of
 
     if e is None:
-        return []
+        return ""
     named: list[tuple[str, tuple[str, ...]]] = [(axis, values) for axis, values in claim.each if values is not None]
     trees: list[Any] = [parse_condition(text) for text in (*claim.holds_if, *claim.given)]
     if claim.report is not None:
@@ -508,7 +490,7 @@ def _replaced_values(claim: Claim, e: ScaledExperiment | None) -> list[str]:
     for axis, values in named:
         if axis in e.replaced and any(value_of(v, e.axes.get(axis, ())) is None for v in values):
             gone[axis] = None
-    return list(gone)
+    return f"replaced: {', '.join(gone)}" if gone else ""
 
 
 def _joined(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

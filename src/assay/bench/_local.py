@@ -146,7 +146,7 @@ class Server:
             self._channel.close()
             self._printed.close()
             try:
-                self._process.wait(timeout=10)
+                self._process.wait(timeout=2)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -104,6 +104,7 @@ class Plan:
     experiments: dict[str, ScaledExperiment | None]
     jobs: dict[str, Job] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
+    overridden: tuple[str, ...] = ()
 
     def trials(self, experiment: str | None = None) -> list[Job]:
         """The trials, of one experiment or of all."""
@@ -174,7 +175,15 @@ def make_plan(
             )
     inputs = {name: _absolute(value) for name, value in (inputs or {}).items()}
     scaled = {e.name: e.at_scale(scale, seeds=seeds, overrides=overrides, inputs=inputs) for e in wanted}
-    plan = Plan(method, scale, scaled, fingerprints=fingerprints(study))
+    changed = dict.fromkeys(text for e in scaled.values() if e is not None for text in e.overridden)
+    for prepare in study.prepares.values():
+        for name, value in (overrides or {}).items():
+            if (
+                name in prepare.settings
+                and parse_setting(name, value, prepare.settings[name]) != prepare.settings[name]
+            ):
+                changed[f"{name}={value}"] = None
+    plan = Plan(method, scale, scaled, fingerprints=fingerprints(study), overridden=tuple(changed))
     planner = _Planner(study, plan, dict(overrides or {}), digest)
     found: list[tuple[int, bool, Job]] = []
     for e in scaled.values():

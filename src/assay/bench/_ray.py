@@ -14,6 +14,7 @@ import select
 import shutil
 import tarfile
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ class RayEngine:
                 self._derivations = Server(job.folder, job.threads)
             self._derivations.start(job, deliver="pipe", since=since)
             return
+        if job.device == "cuda" and not self._ray.cluster_resources().get("GPU"):
+            raise RuntimeError(f"the Ray cluster has no GPU, which {job.name} needs: leave it out with --only")
         needs = [(need.key, self._blob(prepared_folder(need.key))) for need in job.needs]
         inside = Path(job.folder).parent == METHODS
         study = None if inside else [self._blob(Path(job.folder))]
@@ -99,6 +102,8 @@ class RayEngine:
 
     def messages(self, timeout: float) -> list[dict[str, Any]]:
         said: list[dict[str, Any]] = []
+        if not self._running and (self._derivations is None or not self._derivations.jobs):
+            time.sleep(timeout)
         server = self._derivations
         if server is not None and not server.closed and server.jobs:
             readable, _, _ = select.select([server], [], [], 0.0 if self._running else timeout)

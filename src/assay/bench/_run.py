@@ -118,6 +118,7 @@ class _Run:
         self.ended = self.total - sum(job.kind == "trial" for job in self.pending.values())
 
     def run(self) -> Outcome:
+        sweep()
         try:
             while self.pending or self.running:
                 self._start_what_fits()
@@ -250,6 +251,9 @@ class _Run:
             # The process could not write this itself.
             self.store.write(make_row(job, status, why, log=log_tail(job.key), seconds=seconds))
             remove_parts(job)
+            row = self.store.get(job.key)
+            if row is not None and row.status == "done":
+                status, why = "done", ""  # it was killed after it had kept its result
         self._unlock(job.key)
         self.outcome.ran.add(job.key)
         self._settle(job, status, why, seconds)
@@ -275,6 +279,22 @@ def remove_parts(job: Job) -> None:
     final = prepared_folder(job.key) if job.kind == "prepare" else artifacts_folder(job.key)
     for part in final.parent.glob(f"{job.key}.part-*"):
         shutil.rmtree(part, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove the unfinished folders of checks that were killed: those whose job nobody runs."""
+    for root in (prepared_folder("x").parent, artifacts_folder("x").parent):
+        for part in root.glob("*.part-*"):
+            key = part.name.partition(".part-")[0]
+            lock_path(key).parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(lock_path(key))
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                continue
+            shutil.rmtree(part, ignore_errors=True)
+            lock_path(key).unlink(missing_ok=True)
+            lock.release()
 
 
 def _is_free(key: str) -> bool:

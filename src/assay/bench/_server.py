@@ -93,7 +93,7 @@ def serve(folder: Path, channel: socket.socket, mode: str) -> None:
                 _finish(running.pop(pipe), channel)
         for pipe, r in list(running.items()):
             # Something that the job started may hold its pipe open after its end.
-            if os.waitid(os.P_PID, r.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            if hasattr(os, "waitid") and os.waitid(os.P_PID, r.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 while select.select([pipe], [], [], 0)[0] and _read(r, channel):
                     pass
                 _finish(running.pop(pipe), channel)

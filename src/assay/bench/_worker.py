@@ -159,13 +159,11 @@ class RunningTrial(Trial):
 
 
 def resolved_input(name: str, default: str | None) -> Any:
-    """Where an input lies; a user's own must be of the kind of the default that it replaces."""
-    from assay.data import asset, resolve
+    """Where an input lies; what is the user's own is opened as the kind of the default that it replaces."""
+    from assay.data import assets, resolve
 
-    kind = None
-    if default is not None and default != name:
-        kind = asset(default).kind
-    return resolve(name, kind) if kind else resolve(name)
+    kinds = {it.name: it.kind for it in assets()}
+    return resolve(name, None if name in kinds or default is None else kinds.get(default))
 
 
 def cells_of(job: Job) -> list[Cell]:
