@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
-from assay.bench import Store, check
+from assay.bench import Store, StoreError, check
 from assay.bench._home import artifacts_folder, lock_path, log_path, prepared_folder
 from assay.bench._measures import Cases, Count, Exact
 
@@ -444,3 +445,33 @@ def test_what_a_trial_leaves_running_is_ended(bench):
     assert check("tiny").trials["done"] == 1
     if sys.platform == "linux":
         wait_for(lambda: bench.processes() == [])
+
+
+def test_a_full_disk_is_told_in_one_sentence_and_what_finished_stays(bench):
+    bench.home.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(bench.home)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("only root may mount a small disk")
+    try:
+        bench.method(
+            "tiny",
+            """
+            import numpy as np
+            from assay.bench import Cases, experiment
+            @experiment(arms=("good", "bad"), measures=("loss",), seeds=30)
+            def race(trial):
+                return {"loss": Cases(np.random.default_rng(trial.seed).normal(size=3000))}
+            """,
+        )
+        with pytest.raises(StoreError) as error:
+            check("tiny", workers=2)
+        assert str(error.value).endswith("is full: free some space and check again; finished trials are kept")
+        assert "\n" not in str(error.value)
+        kept = {row.key for row in rows()}
+        assert len(kept) >= 3
+        subprocess.run(["mount", "-o", "remount,size=30m", str(bench.home)], check=True)
+        result = check("tiny", workers=2)
+        assert result.trials == {"done": 60 - len(kept), "reused": len(kept), "failed": 0, "skipped": 0, "missing": 0}
+    finally:
+        wait_for(lambda: bench.processes() == [])
+        subprocess.run(["umount", str(bench.home)], check=True)
