@@ -35,9 +35,7 @@ def sink_and_window(visible: Bool[Tensor, "*rows n"], sink: int | float, local: 
     """The first ``sink`` and the last ``local`` visible keys of each row, always the newest; shares are rounded down."""
     rank = visible.cumsum(-1) - 1
     count = visible.sum(-1, keepdim=True)
-    first, last = (
-        size if isinstance(size, int) else (size * count.double() + 1e-9).long() for size in (sink, local)
-    )
+    first, last = (size if isinstance(size, int) else (size * count.double() + 1e-9).long() for size in (sink, local))
     last = max(last, 1) if isinstance(last, int) else last.clamp_min(1)
     return visible & ((rank < first) | (rank >= count - last))
 
@@ -46,7 +44,9 @@ def best_of(scores: Float[Tensor, "*rows n"], number: int | Int[Tensor, "*rows"]
     """The ``number`` largest finite scores of each row; among equal ones the earlier key."""
     number = number if isinstance(number, int) else number[..., None]
     order = scores.argsort(dim=-1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(-1, order, torch.arange(scores.shape[-1], device=scores.device).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        -1, order, torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    )
     return (rank < number) & (scores > -torch.inf)
 
 
@@ -61,9 +61,7 @@ def attend(
     return summed.reshape(b, h, t, -1) / w.sum(-1, keepdim=True).clamp_min(TINY)
 
 
-def top_p_set(
-    scores: Float[Tensor, "*rows n"], fixed: Bool[Tensor, "*rows n"], p: float
-) -> Bool[Tensor, "*rows n"]:
+def top_p_set(scores: Float[Tensor, "*rows n"], fixed: Bool[Tensor, "*rows n"], p: float) -> Bool[Tensor, "*rows n"]:
     """The smallest set with a share of at least ``p`` of the softmax: ``fixed``, then the largest weights.
 
     Among equal weights the earlier key. (The released code takes all keys that tie with the last one, and goes on until

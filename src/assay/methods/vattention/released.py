@@ -107,7 +107,7 @@ def released_attention(
     # A row's unused draws point behind the last key and are cut off.
     drawn = torch.zeros(b, h, t, n + 1, dtype=torch.bool, device=q.device)
     drawn = drawn.scatter(-1, torch.where(used, draws, n), True)[..., :n]
-    mask = (fixed.to(dtype) + drawn * (budget / size).to(dtype)[..., None]).clamp_max(1)
+    mask = (fixed.to(dtype) + drawn * (budget.to(dtype) / size)[..., None]).clamp_max(1)
     weights = torch.where(mask > 0, 1 / (mask + _SMALL), 0)
     out = attend(scores, v, weights)
     read = (fixed | drawn) & visible
