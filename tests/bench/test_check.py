@@ -162,3 +162,58 @@ def test_a_study_imports_nothing_that_only_a_check_needs():
     code = "import assay.bench, sys; print([m for m in ('sqlite3', 'scipy', 'torch', 'pandas', 'filelock') if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_claims_over_what_is_derived(bench):
+    bench.method(
+        "tiny",
+        """
+        from assay.bench import experiment
+
+        def ranks(arms):
+            order = sorted(arms, key=lambda arm: arms[arm]["loss"])
+            more = {arm: {"rank": float(order.index(arm))} for arm in arms}
+            return {**more, "best": {"loss": arms[order[0]]["loss"] - 0.5}}
+
+        @experiment(
+            arms=("good", "bad"), measures=("loss", "rank"), settings={"delta": (0, 2)}, ignores={"bad": ("delta",)},
+            derive=ranks, derived_arms=("best",), seeds=3,
+        )
+        def race(trial):
+            # The bad arm ignores delta, and is the better one where delta is 2.
+            return {"loss": 1 + trial.seed / 10 if trial.arm == "bad" else trial["delta"] + trial.seed / 10}
+        """,
+        """
+        [[claims]]
+        id = "rank-at-0"
+        says = "First at 0, second at 2."
+        testable = "full"
+        experiment = "race"
+        holds_if = ["rank[bad, delta=0] - rank[good, delta=0] >= 0.9", "rank[good, delta=2] - rank[bad, delta=2] >= 0.9"]
+
+        [[claims]]
+        id = "best"
+        says = "The best is better than the bad arm everywhere."
+        testable = "full"
+        experiment = "race"
+        holds_if = "loss[best] < loss[bad]"
+        each = "delta"
+        """,
+    )
+    result = check("tiny")
+    at = {
+        (o.arm, o.at.get("delta")): o.measures.get("rank") for o in result.evidence["race"].observations if o.seed == 1
+    }
+    # What was derived for the bad arm differs between the values of the axis that it ignores.
+    assert at == {
+        ("good", 0): 0.0,
+        ("good", 2): 1.0,
+        ("bad", 0): 1.0,
+        ("bad", 2): 0.0,
+        ("best", 0): None,
+        ("best", 2): None,
+    }
+    found = {v.id: (v.verdict, v.note) for v in result.verdicts}
+    assert found["best"][0] == "holds", found
+    assert found["rank-at-0"][0] in ("holds", "open"), found
+    assert [c.effect for v in result.verdicts if v.id == "rank-at-0" for c in v.conditions] == [1.0, 1.0]
