@@ -52,16 +52,23 @@ def load(path_or_name: str | Path, dtype: str = "float32") -> LanguageModel:
         path = converted(path)
     with extras("lm"):
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer
     _check_folder(path)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "local_files_only": True}
     try:
         with quiet():
-            model = AutoModelForCausalLM.from_pretrained(path, **options)
+            opened: Any = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0][:300]
         raise DataError(f"{path} cannot be opened as a causal language model: {reason}") from error
+    model, about = opened
+    if lacking := sorted(about["missing_keys"]):
+        raise DataError(
+            f"{path} lacks {len(lacking)} of the model's tensors ({lacking[0]} is one), which transformers would draw at "
+            "random: give the whole model"
+        )
     return LanguageModel(model.eval(), tokenizer, path)
 
 
