@@ -53,7 +53,12 @@ class Bench:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "ASSAY_METHODS": str(self.methods), "ASSAY_HOME": str(self.home), "JOURNAL": str(self.journal)}
+        return {
+            **os.environ,
+            "ASSAY_METHODS": str(self.methods),
+            "ASSAY_HOME": str(self.home),
+            "JOURNAL": str(self.journal),
+        }
 
     def start(self, code: str, **variables: str) -> subprocess.Popen:
         """Run Python in a process of its own, with ``check`` imported."""

@@ -184,7 +184,15 @@ def prepare(
 
     def mark(function: Callable[[Trial], Any]) -> PrepareSpec:
         return PrepareSpec(
-            function, function.__name__, tuple(per), dict(settings or {}), tuple(needs), minutes, memory_gib, threads, alone
+            function,
+            function.__name__,
+            tuple(per),
+            dict(settings or {}),
+            tuple(needs),
+            minutes,
+            memory_gib,
+            threads,
+            alone,
         )
 
     return mark
