@@ -41,6 +41,11 @@ def test_no_command_shows_the_commands(assay):
         assert f"    {command}" in said.out
 
 
+def test_help_is_a_word_too(capsys):
+    assert main(["help", "check"]) == 0
+    assert capsys.readouterr().out.startswith("usage: assay check")
+
+
 @pytest.mark.parametrize("command", list(main_module._HANDLERS))
 def test_the_help_of_every_command_has_an_example(command, capsys):
     assert main([command, "--help"]) == 0

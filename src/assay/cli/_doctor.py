@@ -15,6 +15,7 @@ from typing import Any
 
 import assay
 from assay.bench._card import all_cards
+from assay.bench._check import cuda_devices
 from assay.bench._figures import many, size
 from assay.bench._home import home, store_path
 from assay.cli._terminal import paint, wrap
@@ -141,16 +142,14 @@ def _memory() -> int | None:
 
 
 def _torch() -> dict[str, str] | None:
-    """Torch's version and what it computes on; None where it is not installed."""
+    """Torch's version and what it computes on, without importing it; None where it is not installed."""
     try:
-        import torch
-    except ModuleNotFoundError:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
         return None
-    if torch.cuda.is_available():
-        device = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    else:
-        device = "no CUDA device: it computes on the cores"
-    return {"version": torch.__version__, "device": device}
+    devices = cuda_devices()
+    device = many(devices, "CUDA device") if devices else "no CUDA device: it computes on the cores"
+    return {"version": version, "device": device}
 
 
 def _folder(path: Path) -> dict[str, Any]:

@@ -218,6 +218,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     parser = build_parser()
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv:
         parser.print_help()
         return 0
