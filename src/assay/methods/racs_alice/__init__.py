@@ -16,6 +16,7 @@ from assay._extras import extras
 
 with extras("torch"):
     from assay.methods.racs_alice._alice import Alice, AliceZero
+    from assay.methods.racs_alice._configs import llama_config, paper_settings
     from assay.methods.racs_alice._eigen_adam import EigenAdam
     from assay.methods.racs_alice._fisher import FisherFit, compensation_scale, empirical_fisher, fit_structure
     from assay.methods.racs_alice._groups import build_param_groups
@@ -32,7 +33,9 @@ __all__ = [
     "compensation_scale",
     "empirical_fisher",
     "fit_structure",
+    "llama_config",
     "memory_report",
+    "paper_settings",
     "rank_one_fit",
     "state_elements",
 ]

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from assay.methods.racs_alice._optimizer import (
     Fallback,
     MatrixOptimizer,
+    Number,
     check_betas,
     closed,
     logger,
@@ -89,20 +90,20 @@ class Alice(MatrixOptimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.02,
+        lr: Number = 0.02,
         rank: int = 128,
         leading: int = 40,
-        betas: tuple[float, float, float] = (0.9, 0.9, 0.999),
-        alpha: float = 0.3,
-        alpha_c: float = 0.4,
+        betas: Sequence[Number] = (0.9, 0.9, 0.999),
+        alpha: Number = 0.3,
+        alpha_c: Number = 0.4,
         interval: int = 200,
-        gamma: float = 1.01,
+        gamma: Number = 1.01,
         tracking: bool = True,
         switch: Switch = "complement",
         compensation: Compensation = "optimal",
         reproject: bool = False,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        eps: Number = 1e-8,
+        weight_decay: Number = 0.0,
         seed: int = 0,
         fallback: Fallback = "error",
         fallback_kwargs: Mapping[str, Any] | None = None,
@@ -217,7 +218,11 @@ class Alice(MatrixOptimizer):
         V.lerp_(squares, 1 - b2)
         inside = torch.mv(squares.mT, squares.new_ones(r))
         total = self._column_energy(G)
-        residual = (total - inside).clamp_min_(0)
+        orthonormal = group["switch"] not in ("gaussian", "gaussian-mix")
+        if orthonormal:
+            residual = (total - inside).clamp_min_(0)
+        else:
+            residual = self._column_energy(torch.addmm(G, U, sigma, alpha=-1))
         alive = total.amax() != 0
         # After an all-zero gradient the moments decay and W stays: dividing by infinity gives that without a branch.
         root = torch.sqrt(V, out=squares).add_(torch.where(alive, group["eps"], torch.inf))
@@ -233,12 +238,8 @@ class Alice(MatrixOptimizer):
                 scale = (p + P_EPS).rsqrt_().mul_((m - r) ** 0.5)
             else:
                 scale = torch.where(inside > 0, omega.norm(dim=0) / inside.sqrt(), 0.0)
-            orthonormal = group["switch"] not in ("gaussian", "gaussian-mix")
-            if orthonormal:
-                # ||C||^2 = sum_j scale_j^2 (||g_j||^2 - ||sigma_j||^2): known before C is, so C is never formed.
-                norm = torch.dot(scale.square(), residual).sqrt_()
-            else:
-                norm = torch.addmm(G, U, sigma, alpha=-1).mul_(scale).norm()
+            # ||C||^2 = sum_j scale_j^2 residual_j: known before C is, so C is never formed.
+            norm = torch.dot(scale.square(), residual).sqrt_()
             if kind == "fira+":
                 target = omega.norm() if orthonormal else (U @ omega).norm()
                 factor = torch.where(norm > 0, target / norm, torch.zeros_like(norm))
@@ -322,10 +323,10 @@ class AliceZero(Alice):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.02,
+        lr: Number = 0.02,
         rank: int = 128,
         leading: int = 40,
-        betas: tuple[float, float] | tuple[float, float, float] = (0.9, 0.9),
+        betas: Sequence[Number] = (0.9, 0.9),
         **settings: Any,
     ) -> None:
         if settings.pop("tracking", False):

@@ -1,13 +1,22 @@
 """Eigen-Adam: Adam in the eigenbasis of E[G G^T] (one-sided SOAP), the optimizer of block diagonals with shared eigenvectors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.methods.racs_alice._optimizer import Fallback, MatrixOptimizer, check_betas, closed, opened, require, zeros
+from assay.methods.racs_alice._optimizer import (
+    Fallback,
+    MatrixOptimizer,
+    Number,
+    check_betas,
+    closed,
+    opened,
+    require,
+    zeros,
+)
 
 
 class EigenAdam(MatrixOptimizer):
@@ -37,11 +46,11 @@ class EigenAdam(MatrixOptimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float, float] = (0.9, 0.9, 0.999),
+        lr: Number = 1e-3,
+        betas: Sequence[Number] = (0.9, 0.9, 0.999),
         interval: int = 200,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        eps: Number = 1e-8,
+        weight_decay: Number = 0.0,
         fallback: Fallback = "error",
         fallback_kwargs: Mapping[str, Any] | None = None,
         maximize: bool = False,

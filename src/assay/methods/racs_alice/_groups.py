@@ -71,7 +71,8 @@ def build_param_groups(
     linear = {id(m.weight) for m in model.modules() if _is_linear(m)} - embeddings
     if last_layer == "adam":
         linear -= _heads(model)
-    matrices, rest = [], []
+    matrices: list[tuple[str, Any]] = []
+    rest: list[tuple[str, Any]] = []
     for name, p in model.named_parameters():  # names a tied weight once
         if p.requires_grad:
             is_matrix = id(p) in linear and p.ndim == 2 and not any(fnmatchcase(name, pattern) for pattern in patterns)

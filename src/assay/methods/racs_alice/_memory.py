@@ -86,5 +86,7 @@ def memory_report(
     numbers = sum(p.numel() for p in model.parameters())
     for group in groups:
         for p in group["params"]:
-            numbers += matrix_state(method, *p.shape, rank) if group["rule"] == "matrix" else 2 * p.numel()
+            numbers += (
+                matrix_state(method, p.shape[0], p.shape[1], rank) if group["rule"] == "matrix" else 2 * p.numel()
+            )
     return numbers * dtype.itemsize

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.adam import adam
 
 Fallback = Literal["error", "adam"]
+Number = float | int
 logger = logging.getLogger("assay.methods.racs_alice")
 
 ADAM_DEFAULTS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}

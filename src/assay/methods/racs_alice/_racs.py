@@ -10,6 +10,7 @@ from torch import Tensor
 from assay.methods.racs_alice._optimizer import (
     Fallback,
     MatrixOptimizer,
+    Number,
     closed,
     norm_growth_limiter,
     opened,
@@ -51,7 +52,7 @@ def _project(A: Float[Tensor, "k l"], x: Float[Tensor, " l"], tiny: float) -> Fl
     """A x / ||x||^2, without squaring small numbers."""
     scale = x.amax().clamp_min(tiny)
     x = x / scale
-    return torch.mv(A, x).div_(torch.dot(x, x).clamp_min(tiny).mul_(scale))
+    return torch.mv(A, x).div_(torch.dot(x, x).clamp_min(1).mul_(scale))  # at least 1 where x is not all zero
 
 
 class RACS(MatrixOptimizer):
@@ -95,13 +96,13 @@ class RACS(MatrixOptimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.02,
-        beta: float = 0.9,
-        alpha: float = 0.05,
-        gamma: float = 1.01,
+        lr: Number = 0.02,
+        beta: Number = 0.9,
+        alpha: Number = 0.05,
+        gamma: Number = 1.01,
         n_iters: int = 5,
-        eps: float = 1e-30,
-        weight_decay: float = 0.0,
+        eps: Number = 1e-30,
+        weight_decay: Number = 0.0,
         fallback: Fallback = "error",
         fallback_kwargs: Mapping[str, Any] | None = None,
         maximize: bool = False,

@@ -86,10 +86,12 @@ def alice_update(
     new["M"] = b1 * state["M"] + (1 - b1) * sigma
     new["V"] = b2 * state["V"] + (1 - b2) * sigma**2
     omega = new["M"] / (new["V"].sqrt() + eps)
-    new["p"] = b1 * state["p"] + (1 - b1) * torch.clamp_min((G**2).sum(0) - (sigma**2).sum(0), 0)
+    residual = G - U @ sigma
+    # For orthonormal U this is the paper's colsum(G^2) - colsum(sigma^2). With Gaussian columns that difference can be
+    # negative, and a scale made of its rounded-up zero would be 1e15: the residual itself is what is meant.
+    new["p"] = b1 * state["p"] + (1 - b1) * (residual**2).sum(0)
     if compensation == "none":
         return U @ omega, new
-    residual = G - U @ sigma
     if compensation == "optimal":
         C = (m - r) ** 0.5 * residual @ torch.diag((new["p"] + 1e-30) ** -0.5)
     else:
