@@ -42,7 +42,9 @@ class Cases:
     def __init__(self, values: Iterable[float], ids: Iterable[Any] | None = None) -> None:
         array = np.asarray(values if isinstance(values, np.ndarray | Sequence) else list(values), dtype=np.float64)
         if array.ndim != 1 or array.size == 0:
-            raise ValueError(f"Cases needs a flat list with at least one value, got shape {array.shape}: one value a case")
+            raise ValueError(
+                f"Cases needs a flat list with at least one value, got shape {array.shape}: one value a case"
+            )
         names = None if ids is None else tuple(str(i) for i in ids)
         if names is not None and len(names) != array.size:
             raise ValueError(f"Cases got {array.size} values and {len(names)} ids: give one id a value, or none")
@@ -95,7 +97,9 @@ def as_measures(returned: Any, where: str) -> dict[str, Measure]:
         elif getattr(value, "ndim", 0) == 0 and not isinstance(value, str | bytes) and value is not None:
             measures[name] = float(value)
         else:
-            raise TypeError(f"{where} returned {name!r} as {type(value).__name__}: give a number, Count, Cases or Exact")
+            raise TypeError(
+                f"{where} returned {name!r} as {type(value).__name__}: give a number, Count, Cases or Exact"
+            )
     return measures
 
 
@@ -106,7 +110,10 @@ def to_json(measure: Measure) -> Any:
     if isinstance(measure, Exact):
         return {"exact": _number(measure.value)}
     if isinstance(measure, Cases):
-        return {"cases": [_number(v) for v in measure.values.tolist()], "ids": None if measure.ids is None else list(measure.ids)}
+        return {
+            "cases": [_number(v) for v in measure.values.tolist()],
+            "ids": None if measure.ids is None else list(measure.ids),
+        }
     return _number(measure)
 
 
