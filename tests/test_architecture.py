@@ -53,6 +53,8 @@ def test_a_broken_arrow_is_found(tmp_path):
         "-c",
         "import sys; sys.path.insert(0, '.'); from importlinter.cli import *; sys.exit(lint_imports(no_cache=True))",
     ]
+    (package / "bench" / "count.py").touch()
+    (package / "methods" / "one" / "study.py").write_text("import assay.bench\nimport assay.bench.count\n")
     clean = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
     assert clean.returncode == 0, clean.stdout + clean.stderr
     for name, text in broken.items():
