@@ -11,6 +11,7 @@ from jaxtyping import install_import_hook
 # The store, the report and whatever else a run keeps: never the user's own. Downloads (ASSAY_CACHE) stay shared.
 _HOME = tempfile.mkdtemp(prefix="assay-tests-")
 os.environ["ASSAY_HOME"] = _HOME
+os.environ["XDG_DATA_HOME"] = _HOME  # where a test takes ASSAY_HOME away
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 for _name in ("ASSAY_METHODS", "ASSAY_DEBUG", "ASSAY_START"):
