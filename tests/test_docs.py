@@ -42,10 +42,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("ASSAY_OFFLINE", "1")
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setattr(assay.methods, "__path__", [*assay.methods.__path__, str(tmp_path)])
-    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith("assay.methods.") and name.split(".")[2] not in {p.name for p in method_folders().values()}:
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
 
 

@@ -201,13 +201,13 @@ def test_the_index_is_ordered_by_field(run):
 def test_generated_parts_are_replaced_and_nothing_else(run, tmp_path):
     page = tmp_path / "docs" / "methods" / "vattention.md"
     page.parent.mkdir(parents=True)
-    page.write_text("# Title\n<!-- generated: claims vattention -->\nold\n<!-- end -->\nprose\n")
-    (tmp_path / "docs" / "how.md").write_text("write `<!-- generated: claims NAME -->`\n")
+    shown = "write `<!-- generated: claims NAME -->` or\n\n    ```text\n    <!-- generated: x -->\n    <!-- end -->\n    ```\n"
+    page.write_text("# Title\n<!-- generated: claims vattention -->\nold\n<!-- end -->\nprose\n" + shown)
     ((path, old, new),) = pages(tmp_path, {"vattention": run.card}, {})
     assert path == page
     assert old != new
     assert new.startswith("# Title\n<!-- generated: claims vattention -->\n\n| claim |")
-    assert new.endswith("\n\n<!-- end -->\nprose\n")
+    assert new.endswith("\n\n<!-- end -->\nprose\n" + shown)
     page.write_text(new)
     ((_, old, again),) = pages(tmp_path, {"vattention": run.card}, {})
     assert old == again

@@ -136,6 +136,7 @@ def render(results: Iterable[Any], *, extra: Mapping[str, Extra] | None = None, 
         methods=methods,
         counts={word: counts[word] for word in VERDICTS},
         total=sum(counts.values()),
+        distinct=len({m.slug for m in methods}),
         fields=sorted(fields.items()),
         scales=sorted({m.scale for m in methods}, key=("quick", "full", "paper").index),
         now=now or datetime.now().astimezone(),
@@ -348,7 +349,7 @@ def _setting(result: Any) -> list[tuple[str, list[tuple[str, str]]]]:
         ("Versions", result.versions),
         ("Data and models", result.data),
     ):
-        rows = [(str(k), _plain(v)) for k, v in (entries or {}).items()]
+        rows = [(str(k).replace("_", " "), _plain(v)) for k, v in (entries or {}).items() if v is not None]
         if rows:
             parts.append((title, rows))
     return parts

@@ -39,6 +39,7 @@ _CONDITION_KEYS = ("test", "cell", "effect", "interval", "bar")
 _MARK = re.compile(
     r"(?P<open><!-- generated: (?P<name>[a-z0-9][a-z0-9 -]*) -->\n)(?P<body>.*?)(?P<close><!-- end -->)", re.S
 )
+_FENCE = re.compile(r"(^ *```.*?^ *```[^\S\n]*$)", re.S | re.M)
 
 
 # The files
@@ -68,7 +69,9 @@ def save_result(check: Any, folder: Path | None = None) -> Path:
     """
     if check.partial or check.overridden:
         changed = " ".join(check.partial) or ", ".join(check.overridden)
-        raise InputError(f"a run with {changed} cannot be saved: only whole runs with every default can, run it without")
+        raise InputError(
+            f"a run with {changed} cannot be saved: only whole runs with every default can, run it without"
+        )
     lost = check.trials.get("missing", 0)
     if check.interrupted or lost:
         why = "was interrupted" if check.interrupted else f"lacks {many(lost, 'trial')}"
@@ -331,14 +334,21 @@ def _cell(text: Any) -> str:
 
 
 def fill(text: str, part: Any, where: str) -> str:
-    """Replace what lies between ``<!-- generated: NAME -->`` and ``<!-- end -->`` by ``part(NAME)``."""
-    if text.count("<!-- generated:") != len(_MARK.findall(text)):
-        raise InputError(f"{where} has a generated part without its end: close it with a line <!-- end -->")
-    return _MARK.sub(lambda m: m["open"] + "\n" + part(m["name"]).strip("\n") + "\n\n" + m["close"], text)
+    """Replace what lies between ``<!-- generated: NAME -->`` and ``<!-- end -->`` by ``part(NAME)``.
+
+    Marks in a code block, as in a page that explains them, are left alone.
+    """
+    pieces = _FENCE.split(text)
+    for i in range(0, len(pieces), 2):
+        plain = re.sub(r"`[^`\n]*`", "", pieces[i])
+        if plain.count("<!-- generated:") != len(_MARK.findall(plain)):
+            raise InputError(f"{where} has a generated part without its end: close it with a line <!-- end -->")
+        pieces[i] = _MARK.sub(lambda m: m["open"] + "\n" + part(m["name"]).strip("\n") + "\n\n" + m["close"], pieces[i])
+    return "".join(pieces)
 
 
 def pages(root: Path, cards: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[tuple[Path, str, str]]:
-    """Every page with a generated part: its path, its text, and its text as it should be."""
+    """Every page: its path, its text, and its text with the generated parts as they should be."""
 
     def part(where: Path, name: str) -> str:
         kind, _, slug = name.partition(" ")
@@ -352,14 +362,7 @@ def pages(root: Path, cards: Mapping[str, Any], results: Mapping[str, Any]) -> I
     readme = [root / "README.md"] if (root / "README.md").is_file() else []
     for path in readme + sorted((root / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
-        if "<!-- generated:" in text and not _only_shown(text):
-            yield path, text, fill(text, lambda name, path=path: part(path, name), str(path))
-
-
-def _only_shown(text: str) -> bool:
-    """Whether every mark stands inside a code block or back-ticks, as in a page that explains them."""
-    bare = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
-    return "<!-- generated:" not in re.sub(r"`[^`\n]*`", "", bare)
+        yield path, text, fill(text, lambda name, path=path: part(path, name), str(path))
 
 
 def main(argv: list[str] | None = None) -> int:
