@@ -1,6 +1,5 @@
 """Fitted structures: the updates they imply, and that no neighbour in the family fits better."""
 
-
 import pytest
 import torch
 from scipy.optimize import minimize

@@ -145,6 +145,7 @@ class MatrixOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ step
 
+    @torch._disable_dynamo  # as in torch's own optimizers: a compiled training step breaks its graph here
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Parameters without a gradient are left alone.
