@@ -148,6 +148,7 @@ REFUSED = {
     "share(1 < 2) < 1": "measure",
     "speedup(a[x] + 1, b[x]) < 1": "expected speedup",
     "speedup(a[x|y], b[x]) < 1": "expected speedup",
+    "speedup(a[x, t=u|v], b[x]) < 1": "several curves",
 }
 
 
@@ -179,6 +180,7 @@ names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(
 arms = st.from_regex(r"[a-z][a-z0-9.+@/-]{0,8}", fullmatch=True)
 places = st.dictionaries(names, st.lists(arms, min_size=1, max_size=2, unique=True).map(tuple), max_size=2)
 one_arm = st.builds(lambda m, a, at: Reference(m, (a,), tuple(at.items())), names, arms, places)
+one_curve = st.builds(lambda m, a: Reference(m, (a,)), names, arms)
 numbers = st.floats(0, 1e12, allow_nan=False).map(Number)
 axes = names.map(Axis)
 
@@ -208,7 +210,7 @@ overall = st.recursive(
         axes,
         st.builds(lambda r, x, s: Call("share", (Condition((r, x), (s,)),)), one_arm, per_case, relations),
         st.builds(lambda f, r, x: Call(f, (r, x)), st.sampled_from(["pearson", "spearman", "auc"]), one_arm, per_case),
-        st.builds(lambda r, s: Call("speedup", (r, s)), one_arm, one_arm),
+        st.builds(lambda r, s: Call("speedup", (r, s)), one_curve, one_curve),
     ),
     _sums,
     max_leaves=6,

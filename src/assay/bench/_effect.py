@@ -543,6 +543,7 @@ class _Evaluation:
         self.numbers = {key: np.searchsorted(every, a) for key, a in zip(used, alive, strict=True)}
         self.groups = {key: group[n] for key, n in self.numbers.items()}
         self.sizes = np.bincount(group, minlength=self.count)
+        self.group_of = group
         return int(every.size)
 
     def _cases(self, o: Observation, name: str) -> np.ndarray:
@@ -628,13 +629,14 @@ class _Evaluation:
         if not found:
             self.problems.add(f"{node} is over cases, and none of its measures is Cases: return one value a case")
             return None
-        common = found[0]
+        common = np.sort(found[0])
         for numbers in found[1:]:
-            common = np.intersect1d(common, numbers)
+            if not np.array_equal(common, numbers):
+                common = np.intersect1d(common, numbers)
         whole = max(n.size for n in found)
         if common.size < whole:
             self.remarks[f"{node} is over the {common.size} cases that all its measures have, of {whole}"] = None
-        return np.sort(common)
+        return common
 
     def _number(self, o: Observation, name: str) -> np.ndarray:
         if self.groups is not None:
@@ -657,7 +659,7 @@ class _Evaluation:
         if self.groups is None:
             groups, count = np.zeros(shared.size, dtype=int), 0
         else:
-            groups, count = stats.case_groups(int(self.sizes.sum()))[shared], self.count + extra
+            groups, count = self.group_of[shared], self.count + extra
 
         def side(part: Node) -> np.ndarray:
             value = np.asarray(self._per_case(part, place, seed, shared), dtype=float)
@@ -698,10 +700,11 @@ class _Evaluation:
             parts = []
             for o in self._observed(node, place, seed):
                 if isinstance(o.measures[node.measure], Cases):
-                    numbers = self._number(o, node.measure)
-                    order = np.argsort(numbers)
-                    values = self._cases(o, node.measure)
-                    parts.append(values[order[np.searchsorted(numbers[order], shared)]])
+                    numbers, values = self._number(o, node.measure), self._cases(o, node.measure)
+                    if not np.array_equal(numbers, shared):
+                        order = np.argsort(numbers)
+                        values = values[order[np.searchsorted(numbers[order], shared)]]
+                    parts.append(values)
                 else:
                     parts.append(self._leaf(node, o))
             return sum(parts) / len(parts) if parts else math.nan

@@ -388,6 +388,10 @@ def _check_call(node: Call, line: str, within: str | None) -> None:
         for argument in arguments:
             if not isinstance(argument, Reference) or len(argument.arms) > 1:
                 raise LanguageError(f"'{node}' in {line!r} has {argument}, expected speedup(curve[arm], curve[arm])")
+            if any(len(values) > 1 for _, values in argument.at):
+                raise LanguageError(
+                    f"'{argument}' in {line!r} is several curves, expected one value of each axis it names"
+                )
 
 
 def _is_name(text: str) -> bool:

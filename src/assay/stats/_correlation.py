@@ -88,16 +88,19 @@ def spearman_without(
     n = x.size
     rx, ry = _ranks(x), _ranks(y)
     found = [np.array([_rank_correlation(rx, ry)])]
-    step = max(1, _CHUNK // max(n, 1))
+    # all ranks are counted double, so that those of ties are whole numbers
+    double_x, double_y = (2 * rx).astype(np.int32), (2 * ry).astype(np.int32)
+    step = max(1, _CHUNK // n)
     for start in range(0, count, step):
         chosen = np.arange(start, min(start + step, count))
-        kept = groups[None, :] != chosen[:, None]
-        a, b = (r - _ranked_below(v, groups, chosen) for r, v in ((rx, x), (ry, y)))
-        m = kept.sum(axis=1)
+        gone = groups[None, :] == chosen[:, None]
+        centre = n - gone.sum(axis=1, keepdims=True) + 1  # double the mean of the ranks 1 to m, ties or not
+        a = (double_x - _ranked_below(x, groups, chosen) - centre).astype(float)
+        b = (double_y - _ranked_below(y, groups, chosen) - centre).astype(float)
+        a[gone] = b[gone] = 0
         with np.errstate(invalid="ignore", divide="ignore"):
-            centre = (m + 1) / 2  # the mean of the ranks 1 to m, ties or not
-            a, b = ((v - centre[:, None]) * kept for v in (a, b))
-            found.append((a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1)))
+            norm = np.sqrt(np.einsum("gc,gc->g", a, a) * np.einsum("gc,gc->g", b, b))
+            found.append(np.einsum("gc,gc->g", a, b) / norm)
     return np.clip(np.concatenate(found), -1, 1)
 
 
@@ -157,14 +160,16 @@ def _rank_correlation(rx: np.ndarray, ry: np.ndarray) -> float:
 
 
 def _ranked_below(values: np.ndarray, groups: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """How much the rank of each case falls when each chosen group leaves: those below it, and half of its ties. (g, case)"""
+    """How much double the rank of each case falls when each chosen group leaves. (group, case)
+
+    By two for each member below the case, by one for each that ties with it.
+    """
     order = np.argsort(values, kind="stable")
-    in_group = groups[order][None, :] == chosen[:, None]
-    up_to = np.concatenate([np.zeros((chosen.size, 1)), np.cumsum(in_group, axis=1)], axis=1)
+    up_to = np.zeros((chosen.size, values.size + 1), np.int32)
+    np.cumsum(groups[order][None, :] == chosen[:, None], axis=1, out=up_to[:, 1:], dtype=np.int32)
     ordered = values[order]
-    below = up_to[:, np.searchsorted(ordered, values, "left")]
-    not_above = up_to[:, np.searchsorted(ordered, values, "right")]
-    return (below + not_above) / 2
+    below = up_to.take(np.searchsorted(ordered, values, "left"), axis=1)
+    return below + up_to.take(np.searchsorted(ordered, values, "right"), axis=1)
 
 
 def _wins(one: np.ndarray, others: np.ndarray) -> np.ndarray:
