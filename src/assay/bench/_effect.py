@@ -71,8 +71,8 @@ class Data:
         self.arms = (*experiment.arms, *experiment.derived_arms)
         self.ignores: Mapping[str, Sequence[str]] = experiment.ignores
         # A setting or an input with one value is an axis with one value: it can be a bar, or be named in a reference.
-        single = {**experiment.inputs, **experiment.settings}
-        self.axes: dict[str, tuple[Value, ...]] = {n: (v,) for n, v in single.items()} | dict(experiment.axes)
+        single = {n: (v,) for n, v in {**experiment.inputs, **experiment.settings}.items()}
+        self.axes: dict[str, tuple[Value, ...]] = {**single, **experiment.axes}
         self._found: dict[str, dict[tuple[str, ...], dict[tuple[Any, ...], Observation]]] = {}
         for o in observations:
             keys = tuple(sorted(o.at))
@@ -337,9 +337,8 @@ class _Evaluation:
         """The axes that the tree leaves open: not fixed by the cell, by a reference, or walked by a function."""
         if isinstance(node, Reference):
             named = {axis for axis, _ in node.at}
-            ignored = [set(self.data.ignores.get(arm, ())) for arm in node.arms]
-            free = set(self.data.axes) - set(self.cell) - named - walked
-            return free - set.intersection(*ignored)
+            by_all = [a for a in self.data.axes if all(a in self.data.ignores.get(arm, ()) for arm in node.arms)]
+            return set(self.data.axes) - set(self.cell) - named - walked - set(by_all)
         if isinstance(node, Axis):
             self.data.values(node.name)
             return {node.name} - set(self.cell) - walked

@@ -271,7 +271,7 @@ def _parse(text: str) -> Node:
     try:
         tree = ast.parse("".join(code).strip(), mode="eval").body
         node = _node(tree, lifted, line, 0)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         if isinstance(error, LanguageError):
             raise
         raise LanguageError(
@@ -297,7 +297,7 @@ def _reference(text: str) -> Reference:
         raise LanguageError(f"{text!r} names no arm, expected measure[arm] or measure[arm, axis=value]")
     if len(set(arms)) < len(arms):
         raise LanguageError(f"{text!r} names an arm twice: name each once")
-    at = []
+    at: list[tuple[str, tuple[str, ...]]] = []
     for part in parts[1:]:
         if "=" not in part:
             raise LanguageError(f"{text!r} has {part!r}, expected axis=value: several arms are written arm|arm")
@@ -318,7 +318,7 @@ def _node(tree: ast.expr, lifted: Mapping[str, Node | str], line: str, depth: in
     match tree:
         case ast.Name(id=name) if not isinstance(lifted[name], str):
             return lifted[name]  # type: ignore[return-value]
-        case ast.Constant(value=value) if type(value) in (int, float) and math.isfinite(value):
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool) and math.isfinite(value):
             return Number(float(value))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return Negative(below(operand))
