@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from assay.bench._figures import duration, many
 from assay.cli._terminal import paint
 
 if TYPE_CHECKING:
-    from assay.bench._run import Event
+    from assay.bench import _run
 
 _EVERY = 15.0  # seconds between plain lines
 
@@ -32,6 +33,7 @@ class Progress:
         self._started = self._told = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._bar: Any = None
+        self._closed = Event()
 
     def __enter__(self) -> Progress:
         return self
@@ -39,10 +41,11 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed.set()
         if self._bar is not None:
             self._bar.close()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: _run.Event) -> None:
         if event.kind in ("failed", "skipped") and event.why not in self._said:
             self._said.add(event.why)
             colour = {"failed": "red", "skipped": "yellow"}[event.kind]
@@ -74,11 +77,22 @@ class Progress:
             if not total or done == total:
                 return  # everything was there before
             self._bar = tqdm(
-                total=total, initial=done or 0, desc=self.method, unit="trial", dynamic_ncols=True, leave=False
+                total=total,
+                initial=done or 0,
+                desc=self.method,
+                bar_format="{desc} {n_fmt}/{total_fmt} |{bar:20}| {elapsed}, {remaining} to go{postfix}",
+                dynamic_ncols=True,
+                leave=False,
             )
+            Thread(target=self._tick, daemon=True).start()
         if done is not None and done > self._bar.n:
             self._bar.update(done - self._bar.n)
         self._bar.set_postfix_str(next(reversed(self._running.values()), "")[:40], refresh=True)
+
+    def _tick(self) -> None:
+        """Keep the clock going while a long trial says nothing."""
+        while not self._closed.wait(1.0):
+            self._bar.refresh()
 
     def _line(self, text: str) -> None:
         if self._bar is not None:
