@@ -170,6 +170,7 @@ def test_figures_that_are_not_finite_or_missing_do_not_break_the_page():
     bad.effect, bad.interval, bad.per_seed = "nan", ["-inf", "inf"], [None, "nan", 1.0]
     one.verdicts[1].interval = None
     one.verdicts[2].effect = one.verdicts[2].interval = None
+    one.verdicts[2].per_seed = [None, None]
     assert "not a number" in render([one], now=NOW)
 
 

@@ -47,15 +47,12 @@ def forest_row(
     """One row of a forest plot, 240 by 30: the bar in the middle, the claim's side on the right, a scale of its own.
 
     So a reader sees one thing at a glance: whether the whole interval lies to the right of the line. The numbers stand
-    beside it. A figure without a bar is drawn in the middle of its own interval, without a line.
+    beside it. A figure without a bar is drawn in the middle of its own interval, without a line; no figure is no drawing.
     """
     width, middle, y = 240, 120.0, 15
     line = Markup("") if bar is None else Markup('<path class="bar" d="M120 0V30"/>')
     if effect is None or not math.isfinite(effect):
-        text = Markup('<text x="120" y="19" text-anchor="middle" class="none">{}</text>').format(
-            "no figure" if effect is None else figure(effect)
-        )
-        return _svg(width, 30, Markup('<g class="forest">{}</g>').format(text), "no figure")
+        return Markup("")
     centre = effect if bar is None else bar
     low, high = interval if interval is not None else (effect, effect)
     finite = [abs(v - centre) for v in (low, high, effect) if math.isfinite(v)]

@@ -254,7 +254,7 @@ def _claim(verdict: Any, claim: Any, result: Any, flags: Sequence[str]) -> _Clai
         relation="" if bar is None else ("at least" if direction > 0 else "at most"),
         forest=forest_row(verdict.verdict, effect, interval, bar, direction, plain),
         strip=seed_strip(verdict.verdict, plain, effect, interval, bar) if plain else Markup(""),
-        per_seed=[(str(s), figure(v, places(interval))) for s, v in zip(seeds, per_seed)],
+        per_seed=[(str(s), figure(v, places(interval))) for s, v in zip(seeds, per_seed)] if plain else [],
         note=verdict.note or "",
         conditions=[_condition(c) for c in verdict.conditions],
         in_cells=any(c.cell for c in verdict.conditions),
