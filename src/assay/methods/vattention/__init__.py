@@ -7,7 +7,7 @@ tolerance that you state: with probability at least 1 - delta the relative error
 Reach for it when contexts are long and you want a knob with a meaning in place of a fixed number of keys::
 
     with sparse_decoding(model, VAttentionConfig(eps=0.1, delta=0.1, guarantee="output")):
-        model.generate(**inputs, past_key_values=GrowingKVCache())
+        model.generate(**inputs, cache=GrowingKVCache())
     sparsity_report(model)
 """
 

@@ -124,7 +124,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"q {tuple(q.shape)} does not fit k {tuple(k.shape)}: same batch and width, query heads a multiple of key heads"
         )
     if q.shape[2] > k.shape[2]:
-        raise ValueError(f"{q.shape[2]} queries need at least as many keys, got {k.shape[2]}: k must hold the queries' own keys")
+        raise ValueError(
+            f"{q.shape[2]} queries need at least as many keys, got {k.shape[2]}: k must hold the queries' own keys"
+        )
 
 
 @dataclass
@@ -209,7 +211,9 @@ def read_mask(attn_mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tens
     if attn_mask.ndim > 4 or any(
         have not in (1, want) for have, want in zip(reversed(attn_mask.shape), (n, t, h, b), strict=False)
     ):
-        raise ValueError(f"attn_mask of shape {tuple(attn_mask.shape)} does not broadcast to {shape} (batch, heads, queries, keys)")
+        raise ValueError(
+            f"attn_mask of shape {tuple(attn_mask.shape)} does not broadcast to {shape} (batch, heads, queries, keys)"
+        )
     mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
     mask = mask.expand(mask.shape[0], mask.shape[1], t, n)
     if mask.dtype == torch.bool:
@@ -511,7 +515,9 @@ def _sets(rows: Rows, fixed: Tensor, pilot: Tensor, further: Tensor) -> list[Ind
     return [IndexSets(f, p, d) for f, p, d in zip(positions(fixed), positions(pilot), positions(further), strict=True)]
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, attn_mask: Tensor | None) -> Float[Tensor, "B H Q Dv"]:
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, attn_mask: Tensor | None
+) -> Float[Tensor, "B H Q Dv"]:
     """Attention over all visible keys, in float32 or wider, head by head; zero where a row sees nothing.
 
     Not a fast path: for audits.

@@ -152,7 +152,9 @@ def split_tolerance(
     # e1 = z1 a / sqrt(b), e2 = z2 c / sqrt(b); tight: e1 + (1 + eps) e2 = eps, else e1 + e2 = eps / 2.
     by_c, room = (1 + eps, eps) if tight else (1.0, eps / 2)
     if optimize_delta:
-        delta_n = _search(lambda d: normal_quantile(1 - d / 2) * a + normal_quantile(1 - (delta - d) / 2) * by_c * c, a, delta)
+        delta_n = _search(
+            lambda d: normal_quantile(1 - d / 2) * a + normal_quantile(1 - (delta - d) / 2) * by_c * c, a, delta
+        )
     else:
         delta_n = torch.full_like(a, delta / 2)
     if bool((delta_n > MAX_DELTA_OF_A_VECTOR).any()):

@@ -134,7 +134,7 @@ class _OffloadedLayer(_GrowingLayer):
 class GrowingKVCache(Cache):
     """A KV cache whose buffers double when they are full, so that a step writes one row and copies nothing.
 
-    Works with any attention implementation; pass it as ``past_key_values=`` (or ``cache=``) to ``generate`` or a forward.
+    Works with any attention implementation; pass it as ``cache=`` to ``generate`` or to a forward.
 
     Parameters
     ----------

@@ -105,7 +105,7 @@ class OracleIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes kept: as much as the keys."""
-        return _built(self._keys).memory_bytes
+        return _bytes(self._keys)
 
 
 class SimHashIndex:
@@ -161,7 +161,7 @@ class SimHashIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the packed signs: 16 a key with 128 hyperplanes."""
-        return _built(self._codes).memory_bytes
+        return _bytes(self._codes)
 
 
 class HashIndex:
@@ -182,7 +182,9 @@ class HashIndex:
     ) -> None:
         for name, matrices, biases in (("query", query_matrix, query_bias), ("key", key_matrix, key_bias)):
             if len(matrices) != len(biases) or not matrices:
-                raise ValueError(f"{name}_matrix and {name}_bias need one tensor a layer, got {len(matrices)} and {len(biases)}")
+                raise ValueError(
+                    f"{name}_matrix and {name}_bias need one tensor a layer, got {len(matrices)} and {len(biases)}"
+                )
             for i, (w, b) in enumerate(zip(matrices, biases, strict=True)):
                 if w.ndim != 3 or b.shape != (w.shape[0], w.shape[2]):
                     raise ValueError(
@@ -202,7 +204,9 @@ class HashIndex:
     def _hash_keys(self, k: Tensor) -> Tensor:
         heads = self._key[0][0].shape[0]
         if heads % k.shape[1]:
-            raise ValueError(f"hash weights for {heads} query heads do not fit {k.shape[1]} key heads: load those of this model")
+            raise ValueError(
+                f"hash weights for {heads} query heads do not fit {k.shape[1]} key heads: load those of this model"
+            )
         return pack_bits(self.bits_of(k.repeat_interleave(heads // k.shape[1], 1), self._key))
 
     @staticmethod
@@ -226,7 +230,7 @@ class HashIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the packed bits."""
-        return _built(self._codes).memory_bytes
+        return _bytes(self._codes)
 
 
 class HashWeights:
@@ -244,7 +248,9 @@ class HashWeights:
             If the file holds no weights for that layer.
         """
         if layer not in self.layers:
-            raise ValueError(f"the hash weights have no layer {layer}, only {sorted(self.layers)}: name it in dense_layers")
+            raise ValueError(
+                f"the hash weights have no layer {layer}, only {sorted(self.layers)}: name it in dense_layers"
+            )
         return HashIndex(**self.layers[layer])
 
 
@@ -292,7 +298,9 @@ def load_hash_weights(path: str | Path) -> HashWeights:
         for name, tensor in sorted(load_file(path).items(), key=lambda item: _natural(item[0])):
             parts = name.split(".")
             if len(parts) != 3 or parts[1] not in _PARTS or not parts[0].isdigit():
-                raise ValueError(f"{path} holds {name!r}, expected names such as '0.query_matrix.2': is it a hash file?")
+                raise ValueError(
+                    f"{path} holds {name!r}, expected names such as '0.query_matrix.2': is it a hash file?"
+                )
             layers.setdefault(int(parts[0]), {}).setdefault(parts[1], []).append(tensor)
     else:
         try:
@@ -302,13 +310,17 @@ def load_hash_weights(path: str | Path) -> HashWeights:
                 with path.open("rb") as file:
                     raw = _TensorsOnly(file).load()
         except pickle.UnpicklingError as error:
-            raise ValueError(f"{path} holds more than tensors ({error}): it was not opened, convert it to safetensors") from error
+            raise ValueError(
+                f"{path} holds more than tensors ({error}): it was not opened, convert it to safetensors"
+            ) from error
         if not isinstance(raw, dict):
             raise ValueError(f"{path} holds a {type(raw).__name__}, expected {{layer: weights}}: is it a hash file?")
         layers = {int(layer): dict(weights) for layer, weights in raw.items()}
     for layer, weights in layers.items():
         if set(weights) != set(_PARTS):
-            raise ValueError(f"layer {layer} of {path} has {sorted(weights)}, expected {sorted(_PARTS)}: is it a hash file?")
+            raise ValueError(
+                f"layer {layer} of {path} has {sorted(weights)}, expected {sorted(_PARTS)}: is it a hash file?"
+            )
         for name in _PARTS:
             weights[name] = [torch.as_tensor(t) for t in weights[name]]
     return HashWeights(layers)
@@ -348,7 +360,9 @@ class DoubleSparsityIndex:
         else:
             chosen = self.channels[:, : self.count].to(k.device)
             if chosen.shape[0] % k.shape[1]:
-                raise ValueError(f"channels of {chosen.shape[0]} heads do not fit {k.shape[1]} key heads: give one row a head")
+                raise ValueError(
+                    f"channels of {chosen.shape[0]} heads do not fit {k.shape[1]} key heads: give one row a head"
+                )
         self._chosen = chosen
         self._labels = Growing(self._pick(k))
 
@@ -376,7 +390,7 @@ class DoubleSparsityIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the kept channels."""
-        return _built(self._labels).memory_bytes
+        return _bytes(self._labels)
 
 
 def _rounded(x: Tensor, bits: int) -> Tensor:
@@ -431,7 +445,7 @@ class QuestIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the bounds: 2 / page_size of the keys."""
-        return _built(self._low).memory_bytes + _built(self._high).memory_bytes
+        return _bytes(self._low) + _bytes(self._high)
 
 
 def page_bounds(k: Float[Tensor, "B Hkv n D"], size: int) -> tuple[Tensor, Tensor]:
@@ -500,6 +514,10 @@ def make_index(config: VAttentionConfig, layer: int = 0) -> TopKIndex:
     if not all(callable(getattr(index, name, None)) for name in ("build", "append", "topk")):
         raise TypeError(f"index must be a TopKIndex, got {type(index).__name__}: it needs build, append and topk")
     return copy.deepcopy(index)
+
+
+def _bytes(part: Growing | None) -> int:
+    return 0 if part is None else part.memory_bytes
 
 
 def _built(part: Any) -> Any:

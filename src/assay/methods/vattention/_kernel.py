@@ -168,10 +168,31 @@ def _horner(x, coefficients):
     return total
 
 
-_TAIL = (-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838, -2.549732539343734, 4.374664141464968, 2.938163982698783)
+_TAIL = (
+    -7.784894002430293e-03,
+    -3.223964580411365e-01,
+    -2.400758277161838,
+    -2.549732539343734,
+    4.374664141464968,
+    2.938163982698783,
+)
 _TAIL_BELOW = (7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996, 3.754408661907416, 1.0)
-_MIDDLE = (-3.969683028665376e01, 2.209460984245205e02, -2.759285104469687e02, 1.383577518672690e02, -3.066479806614716e01, 2.506628277459239)
-_MIDDLE_BELOW = (-5.447609879822406e01, 1.615858368580409e02, -1.556989798598866e02, 6.680131188771972e01, -1.328068155288572e01, 1.0)
+_MIDDLE = (
+    -3.969683028665376e01,
+    2.209460984245205e02,
+    -2.759285104469687e02,
+    1.383577518672690e02,
+    -3.066479806614716e01,
+    2.506628277459239,
+)
+_MIDDLE_BELOW = (
+    -5.447609879822406e01,
+    1.615858368580409e02,
+    -1.556989798598866e02,
+    6.680131188771972e01,
+    -1.328068155288572e01,
+    1.0,
+)
 
 
 @njit(cache=True)
@@ -376,7 +397,9 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
         codes = codes.view(np.uint64)
         query_codes = index.query_codes(q).reshape(number, 2).numpy().view(np.uint64)
         by_scan = (~sizes.dense).numpy()
-        fixed, n_fixed = _table(fixed_ranks(q, rows, sizes, None)) if bool(sizes.dense.any()) else (none, np.zeros(number, np.int64))
+        fixed, n_fixed = (
+            _table(fixed_ranks(q, rows, sizes, None)) if bool(sizes.dense.any()) else (none, np.zeros(number, np.int64))
+        )
     else:
         by_scan = np.zeros(number, np.bool_)
         if given is None:
@@ -480,7 +503,9 @@ def warm_up() -> None:
 
     begin = time.perf_counter()
     x = torch.zeros(1, 1, 32, 8)
-    vattention(x[:, :, :1], x, x, config=VAttentionConfig(sink=1, local=1, heavy=2, min_pilot=2, min_keys=0), path="kernel")
+    vattention(
+        x[:, :, :1], x, x, config=VAttentionConfig(sink=1, local=1, heavy=2, min_pilot=2, min_keys=0), path="kernel"
+    )
     took = time.perf_counter() - begin
     if took > 1:
         log.info("the vattention kernel was compiled in %.0f s; later starts read the compiled copy", took)

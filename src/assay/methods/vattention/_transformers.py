@@ -75,6 +75,7 @@ class _LayerState:
     steps: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
     path: str = ""
+    memory_bytes: int = 0
 
     def drop(self) -> None:
         """Forget the index, keep the report."""
@@ -104,13 +105,17 @@ class _LayerState:
         reordering and cropping; where it errs, the index only predicts worse."""
         at = (0, self.n_seen // 2, self.n_seen - 1)
         return all(
-            p.shape == (*key.shape[:2], key.shape[3]) and p.dtype == key.dtype and p.device == key.device and torch.equal(key[:, :, i], p)
+            p.shape == (*key.shape[:2], key.shape[3])
+            and p.dtype == key.dtype
+            and p.device == key.device
+            and torch.equal(key[:, :, i], p)
             for i, p in zip(at, self.probes, strict=True)
         )
 
     def count(self, path: str, **values: Tensor | None) -> None:
         """Add a step's values (B, H, Q) to the report."""
         self.path = path
+        self.memory_bytes = 0 if self.index is None else self.index.memory_bytes
         for name, value in values.items():
             if value is not None:
                 total = value.double().mean(0).sum(-1)
@@ -138,7 +143,9 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
             raise ValueError("vattention has no attention dropout: call model.eval() before generating")
         layer = getattr(module, "layer_idx", None)
         if layer is None:
-            raise UnsupportedModelError(f"{type(module).__name__} has no layer_idx, which vattention needs to tell layers apart")
+            raise UnsupportedModelError(
+                f"{type(module).__name__} has no layer_idx, which vattention needs to tell layers apart"
+            )
         state = _states.setdefault(module, _LayerState())
         queries, n = query.shape[2], key.shape[2]
         # Several queries without a mask are transformers' sign for a prefill, into an empty static cache too.
@@ -163,7 +170,14 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
         index = state.index_for(config, key, queries, query.device) if config.mode == "exact" else None
         with torch.no_grad():
             out = vattention(
-                query, key, value, config=config, scale=scaling, attn_mask=attention_mask, index_state=index, layer=layer
+                query,
+                key,
+                value,
+                config=config,
+                scale=scaling,
+                attn_mask=attention_mask,
+                index_state=index,
+                layer=layer,
             )
         state.count(out.path, density=out.density, budget=out.budget, err=out.err)
         return out.out.transpose(1, 2).contiguous(), None
@@ -260,7 +274,7 @@ def sparsity_report(model: nn.Module) -> list[LayerSparsity]:
             *(s.sums[name] / s.steps for name in ("density", "budget")),
             s.sums["err"] / s.steps if "err" in s.sums else None,
             s.path,
-            0 if s.index is None else s.index.memory_bytes,
+            s.memory_bytes,
         )
         for s in sorted(found, key=lambda s: s.layer)
     ]

@@ -1,40 +1,45 @@
-"""The arithmetic of the authors' released code, for comparison only: a full pass over all keys, nothing is saved.
+"""The arithmetic of the authors' released code, in our words: for comparison only.
 
-It differs from `vattention` in what the paper's lemmas rest on: draws are with replacement and may fall on keys that are
-read anyway, duplicates collapse, the pilot is dropped, and the quantile is one-sided. The tail comes out too small by about
-b / (2 r) of itself.
-
-Source: github.com/xAlg-ai/sparse-attention-hub, commit 1a048c9, Apache-2.0, read and restated.
+It makes a full pass over the keys, so nothing is saved, and it is not exact: it draws with replacement, drops the pilot,
+lets its range contain keys that are read for certain, and collapses duplicates to one, which under-counts the tail by about
+b / (2 r). It bounds the denominator only, with a one-sided quantile. ``mode="exact"`` mends all of that.
 """
+
+import math
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from assay.methods.vattention._attention import read_mask, relative_error, size_of
+from assay.methods.vattention._attention import read_mask, relative_error
 from assay.methods.vattention._budget import normal_quantile
 from assay.methods.vattention._config import IndexSets, VAttentionConfig, VAttentionOutput
-from assay.methods.vattention._indices import best, group_scores
+from assay.methods.vattention._indices import group_scores
+from assay.methods.vattention.baselines import attend, best_of, causal, sink_and_window
 
-_EPS = 1e-6  # beside every sampling probability
-_FLOOR = 1e-8  # of sigma, and of eps D
+#: What the released code adds to shares, and the least sigma and product that it divides by.
+_SMALL, _LEAST = 1e-6, 1e-8
 
 
 def released_budget(
-    sigma: Float[Tensor, "*rows"], total: Float[Tensor, "*rows"], r: Int[Tensor, "*rows"], *, eps: float, delta: float
+    sigma: Float[Tensor, "*rows"], total: Float[Tensor, "*rows"], size: int, *, eps: float, delta: float, pilot: int
 ) -> Int[Tensor, "*rows"]:
-    """``int(clamp((z(1 - delta) sigma r / max(eps D, 1e-8))**2, 1, r))``: one-sided, rounded down, pilot not yet its floor.
+    """How many keys to draw: the one-sided rule, rounded down, at least the pilot and at most the range.
 
     Parameters
     ----------
-    sigma, total
-        Sample deviation of the pilot's weights, and the estimated denominator.
-    r
-        Keys in the sampling range.
+    sigma, total : (rows)
+        Standard deviation of the pilot's weights, and the estimated denominator.
+    size
+        Of the sampling range.
+    eps, delta
+        The tolerance of the denominator, and how often it may be missed.
+    pilot
+        Size of the pilot.
     """
-    z = normal_quantile(1 - delta).to(sigma.dtype)
-    needed = (z * sigma * r / (eps * total).clamp_min(_FLOOR)) ** 2
-    return torch.minimum(needed.clamp_min(1), r.to(needed.dtype)).long()
+    z = float(normal_quantile(1 - delta))
+    needed = (z * sigma.clamp_min(_LEAST) * size / (eps * total).clamp_min(_LEAST)) ** 2
+    return needed.clamp(1, size).long().clamp(pilot, size)
 
 
 def released_attention(
@@ -47,92 +52,75 @@ def released_attention(
     attn_mask: Tensor | None = None,
     seed: int = 0,
     fixed: Tensor | None = None,
-    pilot_draws: Tensor | None = None,
-    further_draws: list[Tensor] | None = None,
+    pilot_draws: Int[Tensor, "B H Q pilot"] | None = None,
+    draws: Int[Tensor, "B H Q most"] | None = None,
 ) -> VAttentionOutput:
-    """One step of the released code with oracle top-k. ``min_pilot`` plays no part in it.
-
-    The sampling range is the same for all rows of a chunk: from the sinks to the window of the *last* visible key. Without
-    a mask only; a padded batch has no released meaning.
+    """One step with the released arithmetic, the oracle as its index.
 
     Parameters
     ----------
-    config
-        ``sink, local, heavy, pilot`` (its share of the range), ``eps, delta, seed``.
-    fixed : bool (B, H, Q, n), optional
-        The keys read for certain, in place of sinks, window and oracle top-k.
-    pilot_draws : int64 (B, H, Q, n_p), optional
-        Key positions of the pilot, in place of random ones.
-    further_draws : list of int64, optional
-        Key positions of the second draws, one tensor a row in the order (b, h, t).
-
-    Returns
-    -------
-    `VAttentionOutput`; ``density`` is the share of distinct keys with a weight.
+    q, k, v, config, scale, attn_mask
+        As for `vattention`; of the sizes, ``pilot`` is the base share of the range, and ``min_pilot`` plays no part.
+    seed
+        Of the draws.
+    fixed : (B, H, Q, n) bool, optional
+        The keys read for certain, in place of sinks, window and the best by true score.
+    pilot_draws, draws
+        Positions drawn with replacement, in place of our own draws; of the second, a row uses as many as its budget.
     """
-    b, h, t, _ = q.shape
-    n = k.shape[2]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    if attn_mask is not None and not bool(
-        (read_mask(attn_mask, (b, h, t, n))[0] == (torch.arange(n) < torch.arange(n - t + 1, n + 1)[:, None]).to(q.device)).all()
-    ):
-        raise ValueError("mode='released' has no padding or other masks: use mode='exact', or one unpadded request")
-    visible = (torch.arange(n) < torch.arange(n - t + 1, n + 1)[:, None]).to(q.device)
-    scores = (group_scores(q.to(dtype), k.to(q.device, dtype)) * scale).masked_fill(~visible, -torch.inf)
+    (b, h, t, _), n = q.shape, k.shape[2]
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    visible, bias = (causal(t, n, q.device), None) if attn_mask is None else read_mask(attn_mask, (b, h, t, n))
+    visible = visible.expand(b, h, t, n)
+    scores = group_scores(q.to(dtype), k.to(dtype)) * scale
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~visible, -torch.inf)
+    low = config.sink if isinstance(config.sink, int) else int(config.sink * n)
+    high = n - (config.local if isinstance(config.local, int) else int(config.local * n))
+    size = high - low
+    if size < 2 or t > config.max_query or t == n:
+        whole = visible.sum(-1)
+        out = attend(scores, v, visible.to(dtype)).to(q.dtype)
+        return VAttentionOutput(out, torch.ones(b, h, t), torch.zeros_like(whole), whole)
+
     if fixed is None:
-        fixed = released_fixed(scores, config)
-    begin, end = int(size_of(config.sink, torch.tensor(n))), n - int(size_of(config.local, torch.tensor(n)))
-    r = end - begin
-    generator = torch.Generator(device=q.device).manual_seed(seed % 2**63)
+        fixed = sink_and_window(visible, config.sink, config.local)
+        count = visible.sum(-1)
+        heavy = config.heavy if isinstance(config.heavy, int) else (config.heavy * count.double() + 1e-9).long()
+        fixed = fixed | best_of(scores.masked_fill(fixed, -torch.inf), heavy)
     w = (scores - scores.amax(-1, keepdim=True)).exp()
-    n_p = max(2, config.pilot if isinstance(config.pilot, int) else int(config.pilot * r))
-    if r < 2:
-        mask, budget = visible.to(dtype).expand(b, h, t, n), torch.zeros(b, h, t, dtype=torch.int64, device=q.device)
-    else:
-        if pilot_draws is None:
-            pilot_draws = torch.randint(begin, end, (b, h, t, n_p), generator=generator, device=q.device)
-        sample = w.gather(3, pilot_draws)
-        sigma = sample.std(-1, correction=1).clamp_min(_FLOOR)
-        drawn = torch.zeros(b, h, t, n, dtype=torch.bool, device=q.device).scatter_(3, pilot_draws, True)
-        # A pilot key that is also read for certain keeps its certain weight.
-        share = torch.where(fixed, 1.0, drawn.to(dtype) * (n_p / r))
-        total = torch.where(share > 0, w / (share + _EPS), 0).sum(-1)
-        at_most = torch.full_like(total, r).long()
-        budget = released_budget(sigma, total, at_most, eps=config.eps, delta=config.delta).clamp(min(n_p, r), r)
-        drawn = torch.zeros_like(drawn)
-        rows = drawn.view(-1, n)
-        for row, number in enumerate(budget.reshape(-1).tolist()):
-            if further_draws is None:
-                rows[row, torch.randint(begin, end, (number,), generator=generator, device=q.device)] = True
-            else:
-                rows[row, further_draws[row]] = True
-        mask = (fixed.to(dtype) + drawn.to(dtype) * (budget / r)[..., None]).clamp_max(1)
-    weights = torch.where((mask > 0) & visible, w / (mask + _EPS), 0)
-    grouped = weights.reshape(b, k.shape[1], -1, n) @ v.to(q.device, dtype)
-    out = grouped.reshape(b, h, t, -1) / weights.sum(-1, keepdim=True)
-    read = weights > 0
+
+    generator = torch.Generator().manual_seed(seed)
+    n_p = max(2, int(config.pilot * size)) if isinstance(config.pilot, float) else max(2, config.pilot)
+    if pilot_draws is None:
+        pilot_draws = torch.randint(low, high, (b, h, t, n_p), generator=generator).to(q.device)
+    sigma = w.gather(-1, pilot_draws).std(-1)
+    pilot = torch.zeros_like(visible).scatter(-1, pilot_draws, True)
+    total = (w * fixed).sum(-1) / (1 + _SMALL) + (w * pilot).sum(-1) / (n_p / size + _SMALL)
+    budget = released_budget(sigma, total, size, eps=config.eps, delta=config.delta, pilot=n_p)
+
+    most = int(budget.max())
+    if draws is None:
+        draws = torch.randint(low, high, (b, h, t, most), generator=generator).to(q.device)
+    used = torch.arange(draws.shape[-1], device=q.device) < budget[..., None]
+    # A row's unused draws point behind the last key and are cut off.
+    drawn = torch.zeros(b, h, t, n + 1, dtype=torch.bool, device=q.device)
+    drawn = drawn.scatter(-1, torch.where(used, draws, n), True)[..., :n]
+    mask = (fixed.to(dtype) + drawn * (budget.to(dtype) / size)[..., None]).clamp_max(1)
+    weights = torch.where(mask > 0, 1 / (mask + _SMALL), 0)
+    out = attend(scores, v, weights)
+    read = (fixed | drawn) & visible
     err = sets = None
     if config.audit:
-        full = (w.reshape(b, k.shape[1], -1, n) @ v.to(q.device, dtype)).reshape(b, h, t, -1) / w.sum(-1, keepdim=True)
-        err = relative_error(out, full)
-        none = torch.zeros(0, dtype=torch.int64)
-        sets = [IndexSets(row.nonzero()[:, 0].cpu(), none, none) for row in read.reshape(-1, n)]
-    return VAttentionOutput(
-        out.to(q.dtype), read.sum(-1) / visible.sum(-1), budget, (fixed & visible).sum(-1).expand(b, h, t), err, sets, "torch"
-    )
+        err = relative_error(out, attend(scores, v, visible.to(dtype)))
+        none = torch.empty(0, dtype=torch.int64)
+        pairs = zip(fixed.flatten(0, 2), (drawn & ~fixed & visible).flatten(0, 2), strict=True)
+        sets = [IndexSets(f.nonzero()[:, 0].cpu(), none, d.nonzero()[:, 0].cpu()) for f, d in pairs]
+    density = read.sum(-1) / visible.sum(-1).clamp_min(1)
+    return VAttentionOutput(out.to(q.dtype), density, budget, fixed.sum(-1), err, sets)
 
 
-def released_fixed(scores: Float[Tensor, "B H Q n"], config: VAttentionConfig) -> Tensor:
-    """Sinks, window and oracle top-k of each row of a chunk, as a bool mask."""
-    n, t = scores.shape[3], scores.shape[2]
-    at, count = torch.arange(n, device=scores.device), torch.arange(n - t + 1, n + 1, device=scores.device)[:, None]
-    sink, local = size_of(config.sink, count), size_of(config.local, count)
-    fixed = (at < sink) | ((at >= count - local) & (at < count))
-    heavy = torch.minimum(size_of(config.heavy, count), (count - sink - local).clamp_min(0))
-    whole = count <= sink + local + 2
-    fixed = torch.where(whole, at < count, fixed).expand(scores.shape)
-    if int(heavy.max()):
-        m = torch.where(whole, 0, heavy)[:, 0].expand(scores.shape[:3])
-        chosen = best(scores, m, fixed | ~scores.isfinite())
-        fixed = torch.cat([fixed, torch.zeros_like(fixed[..., :1])], 3).scatter(3, torch.where(chosen < 0, n, chosen), True)[..., :n]
-    return fixed
+def collapse_bias(size: int, budget: int) -> float:
+    """Expected share of the tail that the collapsed duplicates lose: 1 - (distinct draws expected) / budget."""
+    return 1 - size * -math.expm1(budget * math.log1p(-1 / size)) / budget
