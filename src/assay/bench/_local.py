@@ -58,6 +58,9 @@ class Server:
             "MPLBACKEND": "Agg",
             "TOKENIZERS_PARALLELISM": "false",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            # glibc: keep freed memory for the next large array, instead of a page fault for each of its pages.
+            "MALLOC_MMAP_THRESHOLD_": str(2**30),
+            "MALLOC_TRIM_THRESHOLD_": str(2**31),
             **(environment or {}),
         }
         # A session of its own: Ctrl-C reaches the check, and the check ends its jobs.

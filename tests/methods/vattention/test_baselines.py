@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.methods.vattention.baselines import (
+    MagicPigSpace,
     best_of,
     collision_probability,
     magicpig_attention,
-    magicpig_hashes,
+    magicpig_collisions,
     quest_attention,
     sink_and_window,
     top_p_set,
@@ -101,11 +102,11 @@ def test_magicpig_follows_the_released_code():
         for key, value in np.load(GOLDEN / "magicpig.npz").items()
     }
     tables, bits = d["L"], d["K"]
-    hashes = magicpig_hashes(d["q"], d["k"], d["projection"], tables, bits)
+    space = MagicPigSpace.of(d["q"], d["k"])
     t, n = d["q"].shape[2], d["k"].shape[2]
     seen = (torch.arange(n) < torch.arange(n - t + 1, n + 1)[:, None]).expand_as(d["match"])
-    assert ((hashes.collisions >= 1) == d["match"]).all()
-    chance = collision_probability(hashes.cosine, bits, tables, hits=1)
+    assert ((magicpig_collisions(space, d["projection"], bits) >= 1) == d["match"]).all()
+    chance = collision_probability(space.cosine, bits, tables, hits=1)
     torch.testing.assert_close(chance[seen], d["collision_probability"][seen], rtol=0, atol=1e-7)
     out = magicpig_attention(
         d["q"], d["k"], d["v"], tables=tables, bits=bits, hits=1, sink=d["sink"], local=d["local"],
@@ -126,11 +127,11 @@ def test_the_collision_probability_is_that_of_random_hyperplanes(hits):
     q = torch.randn(1, 1, 1, 6, generator=g)
     k = torch.randn(1, 1, 5, 6, generator=g)
     tables, bits, repeats = 8, 3, 1000
-    count = torch.zeros(5)
+    count, space = torch.zeros(5), MagicPigSpace.of(q, k)
     for _ in range(repeats):
-        hashes = magicpig_hashes(q, k, torch.randn(7, tables * bits, generator=g), tables, bits)
-        count += (hashes.collisions[0, 0, 0] >= hits).float()
-    chance = collision_probability(hashes.cosine[0, 0, 0], bits, tables, hits)
+        collisions = magicpig_collisions(space, torch.randn(7, tables * bits, generator=g), bits)
+        count += (collisions[0, 0, 0] >= hits).float()
+    chance = collision_probability(space.cosine[0, 0, 0], bits, tables, hits)
     error = (count / repeats - chance).abs()
     assert (error < 4 * (chance * (1 - chance) / repeats).sqrt() + 1e-3).all()
 

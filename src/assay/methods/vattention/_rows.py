@@ -124,21 +124,26 @@ class Sampler:
 
     def __post_init__(self) -> None:
         rest = self.rows.visible & ~self.fixed
+        n = rest.shape[-1]
         self.n_s: Int[Tensor, "H T"] = rest.sum(-1)
         self.n_f: Int[Tensor, "H T"] = self.fixed.sum(-1)
-        key = torch.rand(self.draws, *rest.shape, generator=self.generator).masked_fill(~rest, 2)
-        order = key.argsort(dim=-1)
-        self.rank: Int[Tensor, "R H T n"] = torch.empty_like(order)
-        self.rank.scatter_(-1, order, torch.arange(rest.shape[-1]).expand_as(order))
+        key = torch.rand(self.draws, *rest.shape, generator=self.generator).masked_fill_(~rest, 2)
+        self.order: Int[Tensor, "R H T n"] = key.argsort(dim=-1)
+        self.rank: Int[Tensor, "R H T n"] = torch.empty_like(self.order)
+        self.rank.scatter_(-1, self.order, torch.arange(n).expand_as(self.order))
+        self.rank.masked_fill_(~rest, n)  # what is read for certain ranks behind all that can be drawn
+        self._drawn_w = self.rows.w.expand_as(self.order).gather(-1, self.order)
         self._w_fixed = self.rows.w * self.fixed
         self._d_fixed = self._w_fixed.sum(-1)
-        self._v_square = self.rows.v.square().sum(-1).repeat_interleave(len(self.fixed) // len(self.rows.v), 0)
-        # What is read for certain ranks behind all that can be drawn.
-        self.rank.masked_fill_(~rest, rest.shape[-1])
 
     @cached_property
     def _n_fixed(self) -> Tensor:
         return self.rows.times_v(self._w_fixed)
+
+    @cached_property
+    def _drawn_total(self) -> Float[Tensor, "R H T n"]:
+        """Sum of w over the first 1, 2, ... keys of each order, in float64."""
+        return self._drawn_w.double().cumsum(-1)
 
     def spread(self, config: VAttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
         """From the pilot: its size (H, T), and the relative standard deviations of N and D at one draw (R, H, T).
@@ -146,18 +151,22 @@ class Sampler:
         The first is infinite where N or D all but vanish.
         """
         n_p = pilot_size(self.n_s, config)
-        w = (self.rows.w * (self.rank < n_p[..., None])).double()
+        most, dof = int(n_p.max()), (n_p - 1).clamp_min(1)
+        pilot = torch.arange(most) < n_p[..., None]
+        w = torch.where(pilot, self._drawn_w[..., :most], 0)
         mean = w.sum(-1) / n_p
-        dof = (n_p - 1).clamp_min(1)
-        square = w.square()
-        sigma = ((square.sum(-1) - n_p * mean.square()).clamp_min(0) / dof).sqrt()
-        total = self._d_fixed + self.n_s * mean
+        off = torch.where(pilot, w - mean[..., None], 0)
+        sigma = (off.square().sum(-1) / dof).sqrt().double()
+        total = (self._d_fixed + self.n_s * mean).double()
         c = self.n_s * sigma / total.clamp_min(TINY)
         if config.guarantee == "denominator":
             return n_p, torch.zeros_like(c), torch.where(total < TINY, torch.inf, c)
-        center = self.rows.times_v(w.float()).double() / n_p[..., None]
-        trace = ((square * self._v_square[:, None]).sum(-1) - n_p * center.square().sum(-1)).clamp_min(0) / dof
-        norm = (self._n_fixed + self.n_s[..., None] * center).norm(dim=-1)
+        h = torch.arange(len(self.fixed)) // (len(self.fixed) // len(self.rows.v))
+        terms = w[..., None] * self.rows.v[h[:, None, None], self.order[..., :most]]  # (R, H, T, pilot, Dv)
+        center = terms.sum(-2) / n_p[..., None]
+        off = torch.where(pilot[..., None], terms - center[..., None, :], 0)
+        trace = off.square().sum((-1, -2)).double() / dof
+        norm = (self._n_fixed + self.n_s[..., None] * center).norm(dim=-1).double()
         a = self.n_s * trace.sqrt() / norm.clamp_min(TINY)
         return n_p, torch.where((norm < TINY) | (total < TINY), torch.inf, a), c
 
@@ -185,7 +194,8 @@ class Sampler:
 
     def denominator(self, b: Int[Tensor, "R H T"]) -> Float[Tensor, "R H T"]:
         """The estimate of D."""
-        return self.weights(b).sum(-1)
+        drawn = self._drawn_total.gather(-1, (b - 1).clamp_min(0)[..., None])[..., 0]
+        return (self._d_fixed + torch.where(b > 0, drawn * self.n_s / b.clamp_min(1), 0)).to(self.rows.w.dtype)
 
     def output(self, b: Int[Tensor, "R H T"]) -> Float[Tensor, "R H T Dv"]:
         """The estimate of the output."""

@@ -186,45 +186,46 @@ def collision_probability(cosine: Tensor, bits: int, tables: int, hits: int = 2)
 
 
 @dataclass(frozen=True)
-class MagicPigHashes:
-    """Cosines (B, H, Q, n) of centred queries and lifted keys, and in how many of the first 1, 2, ... tables they collide."""
+class MagicPigSpace:
+    """Centred queries (B, H, Q, D + 1) and lifted keys (B, Hkv, n, D + 1) on the unit sphere, and their cosines (B, H, Q, n)."""
 
+    queries: Tensor
+    keys: Tensor
     cosine: Tensor
-    collisions: Tensor
+
+    @staticmethod
+    def of(q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B Hkv n D"]) -> "MagicPigSpace":
+        """The details of the released code (after Chen et al. 2024).
+
+        The mean key is taken from keys and queries. Keys are scaled by the largest norm, and lifted to the unit sphere by
+        one more coordinate, so that inner products become cosines; queries get a zero there.
+        """
+        centre = k.mean(2, keepdim=True)
+        keys = k - centre
+        keys = keys / keys.norm(dim=-1).amax().clamp_min(TINY)
+        lift = (1 - keys.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+        keys = torch.cat([keys, lift], -1)
+        queries = q - centre.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        queries = torch.cat([queries, torch.zeros_like(queries[..., :1])], -1)
+        queries = queries / queries.norm(dim=-1, keepdim=True).clamp_min(TINY)
+        return MagicPigSpace(queries, keys, group_scores(queries, keys))
+
+    def collide(self, planes: Float[Tensor, "D1 bits"]) -> Bool[Tensor, "B H Q n"]:
+        """Whether query and key lie on the same side of all planes of one table."""
+        place = 2 ** torch.arange(planes.shape[1], device=planes.device)
+        key_codes, query_codes = (((x @ planes > 0) * place).sum(-1) for x in (self.keys, self.queries))
+        group = self.queries.shape[1] // self.keys.shape[1]
+        return query_codes[..., None] == key_codes.repeat_interleave(group, 1)[:, :, None]
 
 
-def magicpig_hashes(
-    q: Float[Tensor, "B H Q D"],
-    k: Float[Tensor, "B Hkv n D"],
-    projection: Float[Tensor, "D1 columns"],
-    tables: int,
-    bits: int,
-) -> MagicPigHashes:
-    """Hash queries and keys (Chen et al. 2024; the details of the released code).
-
-    The mean key is taken from keys and queries. Keys are scaled by the largest norm, and lifted to the unit sphere by one
-    more coordinate, so that inner products become cosines; queries get a zero there. Table l owns the columns
-    ``l bits .. (l + 1) bits - 1`` of ``projection`` (D + 1, tables bits).
-    """
-    group = q.shape[1] // k.shape[1]
-    centre = k.mean(2, keepdim=True)
-    keys = k - centre
-    keys = keys / keys.norm(dim=-1).amax().clamp_min(TINY)
-    lift = (1 - keys.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
-    keys = torch.cat([keys, lift], -1)
-    queries = q - centre.repeat_interleave(group, 1)
-    queries = torch.cat([queries, torch.zeros_like(queries[..., :1])], -1)
-    queries = queries / queries.norm(dim=-1, keepdim=True).clamp_min(TINY)
-    place = 2 ** torch.arange(bits, device=q.device)
-
-    def codes(x: Tensor) -> Tensor:
-        return ((x @ projection > 0).unflatten(-1, (tables, bits)) * place).sum(-1)
-
-    key_codes, query_codes = codes(keys).repeat_interleave(group, 1), codes(queries)
-    collisions = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.int16, device=q.device)
-    for table in range(tables):
-        collisions += query_codes[..., table, None] == key_codes[:, :, None, :, table]
-    return MagicPigHashes(group_scores(queries, keys), collisions)
+def magicpig_collisions(
+    space: MagicPigSpace, projection: Float[Tensor, "D1 columns"], bits: int
+) -> Int[Tensor, "B H Q n"]:
+    """In how many tables each key collides; table l owns the columns ``l bits .. (l + 1) bits - 1`` of the projection."""
+    collisions = torch.zeros_like(space.cosine, dtype=torch.int16)
+    for planes in projection.split(bits, 1):
+        collisions += space.collide(planes)
+    return collisions
 
 
 def magicpig_attention(
@@ -268,10 +269,11 @@ def magicpig_attention(
     if projection is None:
         drawn = torch.randn(q.shape[3] + 1, tables * bits, generator=generator, dtype=torch.float64)
         projection = drawn.to(scores.device, scores.dtype)
-    hashes = magicpig_hashes(q.to(scores.dtype), k.to(scores.dtype), projection.to(scores.dtype), tables, bits)
+    space = MagicPigSpace.of(q.to(scores.dtype), k.to(scores.dtype))
+    collisions = magicpig_collisions(space, projection.to(scores.dtype), bits)
     fixed = sink_and_window(visible, sink, local)
-    hit = (hashes.collisions >= hits) & visible & ~fixed
-    chance = collision_probability(hashes.cosine, bits, tables, hits)
+    hit = (collisions >= hits) & visible & ~fixed
+    chance = collision_probability(space.cosine, bits, tables, hits)
     return _output(scores, v, fixed + hit / (chance + 1e-6), visible)
 
 
