@@ -466,3 +466,15 @@ def test_index_sets_may_be_counted_in_ranks_or_positions():
     assert ranks[4, 0] == 0  # the first visible key of the padded row ...
     assert rows.positions(torch.tensor([4]), ranks[4:5, :1]).item() == 40  # ... stands behind the padding
     assert (rows.ranks(torch.tensor([[-1]] * 8)) == PAD).all()
+
+
+def test_the_kernel_is_compiled_once_whatever_it_is_given():
+    from assay.methods.vattention import _kernel
+
+    q, k, v = make(b=2, t=3)
+    sets = vattention(q, k, v, config=replace(SMALL, audit=True)).sets
+    for more in ({}, {"guarantee": "output"}, {"index": "oracle"}, {"budget": 9, "reuse_pilot": False}, {"audit": True}):
+        for mask in (None, padded(2, 3, 300, (0, 40)), padded(1, 3, 300, (5,))):
+            vattention(q, k, v, config=replace(SMALL, **more), attn_mask=mask)
+    vattention(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, config=SMALL, index_sets=sets)
+    assert len(_kernel._step.signatures) == 1

@@ -162,7 +162,7 @@ class Rows:
             number = visible.sum(-1)
             first = visible.int().argmax(-1)  # of the first maximum
             last = n - 1 - visible.flip(-1).int().argmax(-1)
-            count, start = (x.expand(b, h, t).reshape(-1) for x in (number, first))
+            count, start = (x.expand(b, h, t).reshape(-1).contiguous() for x in (number, first))
             if bool(((number > 0) & (last - first + 1 != number)).any()):
                 positions = torch.arange(n, device=q.device).expand(visible.shape)
                 table = torch.where(visible, positions, PAD).sort(-1).values.expand(b, h, t, n).reshape(-1, n)
@@ -434,12 +434,12 @@ def fixed_ranks(
     if index is not None and bool((sizes.heavy > 0).any()):
         chosen = index.topk(q, sizes.heavy.view(rows.shape), rows.excluded(sizes.sink, sizes.local))
         chosen = chosen.to(q.device)
-        if share_group:
+        if share_group and chosen.shape[-1]:
             b, h, t = rows.shape
             grouped = chosen.view(b, int(rows.group.max()) + 1, -1, t, chosen.shape[-1])  # (B, Hkv, group, Q, m)
             union = grouped.movedim(2, 3).flatten(3)[:, :, None]
             chosen = union.expand(-1, -1, grouped.shape[2], -1, -1).reshape(b, h, t, -1)
-        parts.append(rows.ranks(chosen.reshape(-1, chosen.shape[-1])))
+        parts.append(rows.ranks(chosen.flatten(0, 2)))
     ranks = torch.cat(parts, 1).sort(1).values
     if share_group:
         twice = torch.zeros_like(ranks, dtype=torch.bool)

@@ -1,6 +1,7 @@
 """How many keys a promise needs: the central limit theorem, and how a tolerance is split between numerator and denominator."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -147,22 +148,21 @@ def split_tolerance(
 
     Source: section 4 of the paper, Theorem 4.3; the optimiser is re-derived.
     """
-    a, c = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(c, dtype=torch.float64)
-    a, c = torch.broadcast_tensors(a, c)
+    a_n, c_d = torch.broadcast_tensors(torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(c, dtype=torch.float64))
     # e1 = z1 a / sqrt(b), e2 = z2 c / sqrt(b); tight: e1 + (1 + eps) e2 = eps, else e1 + e2 = eps / 2.
     by_c, room = (1 + eps, eps) if tight else (1.0, eps / 2)
     if optimize_delta:
         delta_n = _search(
-            lambda d: normal_quantile(1 - d / 2) * a + normal_quantile(1 - (delta - d) / 2) * by_c * c, a, delta
+            lambda d: normal_quantile(1 - d / 2) * a_n + normal_quantile(1 - (delta - d) / 2) * by_c * c_d, a_n, delta
         )
     else:
-        delta_n = torch.full_like(a, delta / 2)
+        delta_n = torch.full_like(a_n, delta / 2)
     if bool((delta_n > MAX_DELTA_OF_A_VECTOR).any()):
         raise ValueError(
             f"the numerator's share of delta is {delta_n.max().item():.3g}, above {MAX_DELTA_OF_A_VECTOR}: "
             "its normal bound is not safe there, choose a smaller delta"
         )
-    za, zc = normal_quantile(1 - delta_n / 2) * a, normal_quantile(1 - (delta - delta_n) / 2) * c
+    za, zc = normal_quantile(1 - delta_n / 2) * a_n, normal_quantile(1 - (delta - delta_n) / 2) * c_d
     root = (za + by_c * zc) / room
     eps_n, eps_d = za / root.clamp_min(TINY), zc / root.clamp_min(TINY)
     if bool((eps_d >= 0.5).any()):
@@ -172,7 +172,7 @@ def split_tolerance(
     return Split(eps_n, eps_d, delta_n, delta - delta_n, root**2)
 
 
-def _search(cost, like: Tensor, delta: float) -> Tensor:
+def _search(cost: Callable[[Tensor], Tensor], like: Tensor, delta: float) -> Tensor:
     """Golden-section search of delta_n in (0, delta); the cost is convex in it."""
     low = torch.full_like(like, delta * 1e-6)
     high = torch.full_like(like, min(delta * (1 - 1e-6), MAX_DELTA_OF_A_VECTOR))

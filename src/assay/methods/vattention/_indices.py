@@ -5,8 +5,10 @@ the promise: the rest is sampled whatever the index says.
 """
 
 import copy
+import io
 import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -269,8 +271,6 @@ class _TensorsOnly(pickle.Unpickler):
 
 
 def _load_storage(data: bytes) -> Any:
-    import io
-
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
@@ -503,12 +503,13 @@ def make_index(config: VAttentionConfig, layer: int = 0) -> TopKIndex:
     if index == "hash":
         raise ValueError("index='hash' needs trained weights: pass index=load_hash_weights(path)")
     if isinstance(index, str):
-        return {
+        named: dict[str, Callable[[], TopKIndex]] = {
             "simhash": lambda: SimHashIndex(seed=config.seed),
             "oracle": OracleIndex,
             "double_sparsity": DoubleSparsityIndex,
             "quest": QuestIndex,
-        }[index]()
+        }
+        return named[index]()
     if hasattr(index, "for_layer"):
         return index.for_layer(layer)
     if not all(callable(getattr(index, name, None)) for name in ("build", "append", "topk")):

@@ -5,6 +5,9 @@ multiplies each key and value once, where it lies. It follows the same rules and
 in `_attention`, line by line.
 """
 
+# mypy: ignore-errors
+# Compiled by numba: its types are not Python's.
+
 from __future__ import annotations
 
 import logging
@@ -395,7 +398,7 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     if scan:
         codes, base_c, _ = _flat_rows(index.codes, rows)  # the words of one head lie one after another
         codes = codes.view(np.uint64)
-        query_codes = index.query_codes(q).reshape(number, 2).numpy().view(np.uint64)
+        query_codes = index.query_codes(q.detach()).reshape(number, 2).numpy().view(np.uint64)
         by_scan = (~sizes.dense).numpy()
         fixed, n_fixed = (
             _table(fixed_ranks(q, rows, sizes, None)) if bool(sizes.dense.any()) else (none, np.zeros(number, np.int64))
@@ -423,8 +426,8 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     two = config.tail == "two"
     eps, delta = config.eps, config.delta
     numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
-    _step(
-        np.ascontiguousarray(q.reshape(number, -1).numpy()), flat_k, flat_v, base_k, step_k, base_v, step_v,
+    arguments = (
+        q.detach().reshape(number, -1).numpy(), flat_k, flat_v, base_k, step_k, base_v, step_v,
         rows.start.numpy(), rows.count.numpy(),
         fixed, n_fixed, by_scan, query_codes, codes, base_c,
         sizes.sink.numpy(), sizes.local.numpy(), sizes.heavy.numpy(),
@@ -437,6 +440,8 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
         config.optimize_delta, config.uses_fpc, config.reuse_pilot,
         out, budget, n_det, read, broken, marks, config.audit, _work(rows.n),
     )  # fmt: skip
+    # One layout, so that it is compiled once.
+    _step(*(np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in arguments))
     if broken.any():
         raise ValueError(bad_scores(layer, int(rows.head[int(broken.argmax())])))
     return VAttentionOutput(

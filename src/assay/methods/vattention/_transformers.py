@@ -214,7 +214,7 @@ _number = itertools.count()
 
 
 @contextmanager
-def sparse_decoding(model: PreTrainedModel, config: VAttentionConfig | None = None) -> Iterator[PreTrainedModel]:
+def sparse_decoding(model: Any, config: VAttentionConfig | None = None) -> Iterator[Any]:
     """Inside, the model decodes sparsely; prefill stays dense. Afterwards, and after an error, all is as before.
 
     May be nested. Nothing stays registered.
@@ -269,12 +269,13 @@ def sparsity_report(model: nn.Module) -> list[LayerSparsity]:
     found = [_states[m] for m in model.modules() if m in _states and _states[m].steps]
     return [
         LayerSparsity(
-            s.layer,
-            s.steps,
-            *(s.sums[name] / s.steps for name in ("density", "budget")),
-            s.sums["err"] / s.steps if "err" in s.sums else None,
-            s.path,
-            s.memory_bytes,
+            layer=s.layer,
+            steps=s.steps,
+            density=s.sums["density"] / s.steps,
+            budget=s.sums["budget"] / s.steps,
+            err=s.sums["err"] / s.steps if "err" in s.sums else None,
+            path=s.path,
+            memory_bytes=s.memory_bytes,
         )
         for s in sorted(found, key=lambda s: s.layer)
     ]

@@ -70,10 +70,10 @@ def reference_row(
                 needed = (z * (a + c + config.eps * c) / config.eps) ** 2
             else:
                 needed = (z * (a + c) / (config.eps / 2)) ** 2
-        needed = float(needed)
+        asked = float(needed)
         if config.uses_fpc:
-            needed = needed / (1 + needed / n_s)
-        budget = min(max(math.ceil(needed), n_p), n_s)
+            asked = asked / (1 + asked / n_s)
+        budget = min(max(math.ceil(asked), n_p), n_s)
 
     sample = further | pilot if config.reuse_pilot else further
     weight = fixed.double() + sample.double() * n_s / max(int(sample.sum()), 1)
