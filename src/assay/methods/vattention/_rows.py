@@ -19,7 +19,7 @@ from assay.methods.vattention._indices import SimHashIndex
 from assay.methods.vattention.baselines import attend, best_of, sink_and_window
 
 
-@dataclass
+@dataclass(eq=False)
 class LayerRows:
     """Scores and dense attention of some queries of one layer.
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -352,6 +353,7 @@ def _held_before(rows: LayerRows) -> Tensor:
     return torch.cat([before, torch.where(fixed, -1.0, 2.0)], -1)
 
 
+@cache
 def _second_hit(layer: int, rows: LayerRows, bits: int, seed: int) -> tuple[Tensor, Tensor]:
     """In which of the tables each key collides for the second time (`TABLES` + 1: in none), and the cosines."""
     planes = torch.randn(rows.q.shape[2] + 1, TABLES * bits, generator=generator_of(seed, layer))
@@ -472,9 +474,8 @@ def next_token(trial: Trial) -> dict[Any, dict[str, Any]]:
         model(tokens[:, : n - last], past_key_values=cache, logits_to_keep=1)
 
         def distributions() -> Tensor:
-            here, parts = copy.deepcopy(cache), []
-            for at in range(n - last, n, 64):
-                parts.append(model(tokens[:, at : at + 64], past_key_values=here).logits[0])
+            here = copy.deepcopy(cache)
+            parts = [model(tokens[:, at : at + 64], past_key_values=here).logits[0] for at in range(n - last, n, 64)]
             return log_softmax(torch.cat(parts).float(), -1)
 
         wanted = tokens[0, n - last + 1 :, None]
@@ -587,7 +588,7 @@ def step_time(trial: Trial) -> dict[Any, dict[str, Any]]:
                 continue
             rest = int(float(cell["density"]) * n) - 256  # beside sinks and window
             config = VAttentionConfig(heavy=rest // 2, budget=rest - rest // 2, seed=trial.seed)
-            calls[cell] = lambda c=config, q=q, k=k, v=v: vattention(q, k, v, config=c, index_state=index)
+            calls[cell] = lambda c=config, q=q, k=k, v=v, i=index: vattention(q, k, v, config=c, index_state=i)
             found[cell] = {"density_read": float(calls[cell]().density.mean())}
         with torch.inference_mode():
             seconds = _medians(calls, trial["rounds"])
