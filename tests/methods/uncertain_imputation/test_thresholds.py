@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from fractions import Fraction
@@ -84,8 +85,8 @@ def test_weighted_threshold_ignores_the_scale_of_weights_and_rises_with_test_wei
     stars = np.sort(rng.exponential(size=20) * 3)
     levels = (0.5, 0.7, 0.9, 0.95)
     table = np.stack([weighted_threshold(scores, weights, stars, level) for level in levels])
-    assert all(a <= b for row in table for a, b in zip(row, row[1:]))
-    assert all(a <= b for column in table.T for a, b in zip(column, column[1:]))
+    assert all(a <= b for row in table for a, b in itertools.pairwise(row))
+    assert all(a <= b for column in table.T for a, b in itertools.pairwise(column))
     np.testing.assert_array_equal(table[2], weighted_threshold(scores, weights * scale, stars * scale, 0.9))
 
 

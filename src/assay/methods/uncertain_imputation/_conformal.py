@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -34,12 +34,24 @@ with extras("tables"):
     from sklearn.exceptions import NotFittedError
     from sklearn.linear_model import LinearRegression, LogisticRegression
     from sklearn.metrics import accuracy_score, r2_score
-    from sklearn.utils import check_random_state, metadata_routing
+    from sklearn.utils import check_random_state, get_tags, metadata_routing
     from sklearn.utils._tags import ClassifierTags, RegressorTags
 
 Score = Literal["cqr", "absolute", "normalized", "hps", "aps"]
 # What each random choice draws from: the fitted seed and one of these, so that no choice moves another.
 SPLIT, MODELS, DRAWS, APS_CALIBRATION, APS_PREDICTION = range(5)
+
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def no_type_check(constructor: Constructor) -> Constructor:
+    """Mark a constructor as scikit-learn wants it: it takes anything, and `fit` checks it.
+
+    Run-time type checkers look for the mark; unlike `typing.no_type_check`, static ones still read the annotations.
+    """
+    constructor.__no_type_check__ = True  # type: ignore[attr-defined]
+    return constructor
 
 
 class _ScoreName(str):
@@ -125,7 +137,11 @@ class Conformal(BaseEstimator):
         else:
             tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
         tags.target_tags.required = True
-        tags.input_tags.allow_nan = True
+        several = self.estimator.values() if isinstance(self.estimator, dict) else [self.estimator]
+        models = [m for e in several for m in (e if isinstance(e, tuple | list) else [e])]
+        known = [get_tags(m).input_tags for m in models if hasattr(m, "__sklearn_tags__")]
+        tags.input_tags.allow_nan = all(t.allow_nan for t in known)  # the default models accept nan
+        tags.input_tags.sparse = bool(known) and all(t.sparse for t in known)
         return tags
 
     # --- reading the settings ---
@@ -500,7 +516,7 @@ class Conformal(BaseEstimator):
     def _decode(self, labels: np.ndarray) -> np.ndarray:
         return self.classes_[labels] if self._classes_task else labels
 
-    def _keep_thresholds(self, found: Sequence[float]) -> float | np.ndarray:
+    def _keep_thresholds(self, found: Sequence[float] | np.ndarray) -> float | np.ndarray:
         return np.asarray(found, dtype=np.float64) if np.ndim(self.confidence_level) else float(found[0])
 
     def _warn_if_infinite(self, found: Sequence[float], n: int) -> None:
@@ -587,7 +603,7 @@ class Conformal(BaseEstimator):
         u = self._prediction_uniforms(rows)
         outline = self._outline(self._model(""), rows, u)
         thresholds = self._thresholds_for(rows, Z)
-        mask = np.stack([label_set(outline.scores, np.asarray(q)) for q in thresholds], axis=2)
+        mask = np.stack([label_set(outline.scores, q) for q in thresholds], axis=2)
         return self._output(self._point(rows), X), self._output(mask, X)
 
     def _prediction_uniforms(self, X: Any) -> np.ndarray | None:
@@ -657,12 +673,16 @@ def _check_propensity(e: np.ndarray, corrupted: np.ndarray, clip: float) -> dict
         "largest_weight": float(weights.max() / weights.mean()),
         "propensity_auc": math.nan,
         "propensity_calibration_error": math.nan,
+        "propensity_calibration_chance": math.nan,
     }
     if corrupted.any():
         check["propensity_auc"] = float(roc_auc_score(~corrupted, e))
         bins = np.array_split(np.argsort(e, kind="stable"), min(10, len(e)))
         gaps = [abs(float(e[b].mean() - (~corrupted[b]).mean())) * len(b) for b in bins]
         check["propensity_calibration_error"] = sum(gaps) / len(e)
+        # What a perfect propensity would show with as many rows: the mean absolute error of each bin's share.
+        chance = [math.sqrt(2 / math.pi * float((e[b] * (1 - e[b])).sum())) for b in bins]
+        check["propensity_calibration_chance"] = sum(chance) / len(e)
     return check
 
 

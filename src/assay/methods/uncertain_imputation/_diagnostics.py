@@ -33,13 +33,14 @@ def diagnose(
 ) -> Diagnostics:
     """Put the numbers beside each other, and say in a sentence which assumption looks weak.
 
-    The limits are rules of thumb: an effective sample below 30 % of the clean rows, a calibration error above 0.05, a
-    weight above 10 times the mean, an R^2 of g below 0.2, a score shift above 0.1.
+    The limits are rules of thumb: an effective sample below 30 % of the clean rows, a calibration error of 0.05 more than chance,
+    a weight above 10 times the mean, an R^2 of g below 0.2, a score shift above 0.1.
     """
     advice = []
     if weights:
         share = weights["effective_sample_size"] / n_clean
-        auc, error = weights["propensity_auc"], weights["propensity_calibration_error"]
+        auc = weights["propensity_auc"]
+        error = weights["propensity_calibration_error"] - weights["propensity_calibration_chance"]
         if share < 0.3 or weights["largest_weight"] > 10:
             advice.append(
                 f"PCP looks weak: a few rows carry the weights (effective sample {share:.0%} of the clean rows, largest "

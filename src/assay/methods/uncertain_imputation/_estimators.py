@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._conformal import Conformal, Score
+from ._conformal import Conformal, Score, no_type_check
 from ._rows import Rows, join, read_X
 from ._scores import interval, label_set
 from ._thresholds import weighted_threshold
@@ -62,6 +62,7 @@ class NaiveConformal(Conformal):
         Empty sets of the last `predict_interval`.
     """
 
+    @no_type_check
     def __init__(
         self,
         estimator: Any = None,
@@ -126,6 +127,7 @@ class WeightedConformal(Conformal):
         "propensity" trains f with weights 1 / P(M = 0 | Z).
     """
 
+    @no_type_check
     def __init__(
         self,
         estimator: Any = None,
@@ -212,6 +214,7 @@ class PrivilegedConformal(Conformal):
     Source: Feldman and Romano 2024; section 2 of the paper.
     """
 
+    @no_type_check
     def __init__(
         self,
         estimator: Any = None,
@@ -288,6 +291,7 @@ class UncertainImputation(Conformal):
     Source: section 3 of the paper, theorem 4. The sampler for a continuous Z and the version for classes are ours.
     """
 
+    @no_type_check
     def __init__(
         self,
         estimator: Any = None,
@@ -356,6 +360,7 @@ class TriplyRobust(Conformal):
     Source: section 4 of the paper.
     """
 
+    @no_type_check
     def __init__(
         self,
         parts: Sequence[str] = PARTS,

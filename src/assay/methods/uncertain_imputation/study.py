@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -28,7 +29,7 @@ from . import (
     wrong_labels,
 )
 from ._conformal import split_rows
-from ._laws import bands, revealed, spread, synthetic, vee
+from ._laws import PRIVILEGED_SLOPE, bands, revealed, spread, synthetic, vee
 from ._models import Propensity
 
 LEVEL = 0.9
@@ -185,13 +186,27 @@ class _Curve:
         return self.function(X)
 
 
+def _constant(value: float) -> _Curve:
+    return _Curve(lambda rows: np.full(len(rows), value))
+
+
+def _quantile(x: np.ndarray, z: float) -> np.ndarray:
+    """The quantile of the law `revealed` at x, z standard deviations from its middle."""
+    return PRIVILEGED_SLOPE * x[:, 0] + z * 2 * spread(x[:, 0])
+
+
 def split(n: int, test: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
     """Test rows, and the others as the library splits them: I2 a quarter, I3 a third of the rest."""
     order = generator.permutation(n)
     rows = order[: n - test]
     held, rest = split_rows(len(rows), 1 / 4, generator)
     reference, train = split_rows(len(rest), 1 / 3, generator)
-    return {"train": rows[rest[train]], "reference": rows[rest[reference]], "held": rows[held], "test": order[n - test :]}
+    return {
+        "train": rows[rest[train]],
+        "reference": rows[rest[reference]],
+        "held": rows[held],
+        "test": order[n - test :],
+    }
 
 
 def read(trial: Trial) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -206,7 +221,7 @@ def read(trial: Trial) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             "say --set target=COLUMN --set privileged=COLUMN,COLUMN"
         )
     table = table.drop(columns=list(DROPPED.get(trial["table"], ()))).dropna(subset=[target, *names])
-    # Quoted numbers are numbers: the zip codes of the house table are a feature of its other 15's kind.
+    # A column of quoted numbers is a column of numbers.
     for name in table.columns:
         if not pd.api.types.is_numeric_dtype(table[name]):
             numbers = pd.to_numeric(table[name], errors="coerce")
@@ -321,21 +336,22 @@ def grid_measures(seed: int, right: str, arm: str, rows: int = 8_000) -> dict[st
     part = split(len(y), rows, generator)
     seen = y[part["train"]][~corrupted[part["train"]]]
     named = set(right.split("-")) if right != "all" else {"f", "propensity", "imputer"}
+    f: tuple[Any, Any]
     if "f" in named:
-        f = tuple(_Curve(lambda x, s=s: 0.8 * x[:, 0] + s * 1.645 * 2 * spread(x[:, 0])) for s in (-1, 1))
+        f = (_Curve(lambda x: _quantile(x, -1.645)), _Curve(lambda x: _quantile(x, 1.645)))
     else:
-        f = tuple(_Curve(lambda x, q=q: np.full(len(x), q)) for q in np.quantile(seen, [0.05, 0.95]))
+        f = (_constant(np.quantile(seen, 0.05)), _constant(np.quantile(seen, 0.95)))
     fraction = 1.0 - float(corrupted[part["train"]].mean())
-    propensity = (lambda Z: 1.0 - chance(Z)) if "propensity" in named else (lambda Z: np.full(len(Z), fraction))
+    propensity = _Curve(lambda Z: 1.0 - chance(Z)) if "propensity" in named else _constant(fraction)
     if "imputer" in named:
-        g, errors = _Curve(lambda xz: 0.8 * xz[:, -1]), "knn"
+        g, errors = _Curve(lambda xz: PRIVILEGED_SLOPE * xz[:, -1]), "knn"
     else:
-        g, errors = _Curve(lambda xz: np.full(len(xz), seen.mean())), "global"
+        g, errors = _constant(seen.mean()), "global"
     union = TriplyRobust(
         parts=("naive", "pcp", "ui") if arm == "triply" else (arm,),
         estimator=f,
         imputer=g,
-        propensity=propensity,
+        propensity=propensity.predict,
         errors=cast(Any, errors),
         confidence_level=LEVEL,
         prefit=True,
@@ -343,10 +359,16 @@ def grid_measures(seed: int, right: str, arm: str, rows: int = 8_000) -> dict[st
     )
     lost = np.where(corrupted, np.nan, y)
     at = [(X[r], lost[r], Z[r], corrupted[r]) for r in (part["reference"], part["held"])]
-    ends = union.fit(*at[0]).conformalize(*at[1]).predict_interval(X[part["test"]])[1][:, :, 0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the propensity is the same")  # as this cell means it to be
+        union.fit(*at[0]).conformalize(*at[1])
+    ends = union.predict_interval(X[part["test"]])[1][:, :, 0]
     truth = y[part["test"]]
     covered = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
-    return {"coverage": Count(int(covered.sum()), len(truth)), "width": float(np.nanmean(ends[:, 1] - ends[:, 0]) / y.std())}
+    return {
+        "coverage": Count(int(covered.sum()), len(truth)),
+        "width": float(np.nanmean(ends[:, 1] - ends[:, 0]) / y.std()),
+    }
 
 
 @experiment(
