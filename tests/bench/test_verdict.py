@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import t as student_t
 
 from assay.bench import Cases, Count, Exact
 from assay.bench._verdict import Evidence, Observation, judge
@@ -522,3 +523,16 @@ def test_infinities_are_written_as_text():
     verdict = decide(TWO, measures, "x[a] / x[b] <= 2")
     json.dumps(verdict.to_json(), allow_nan=False)
     assert judge(claim("x[a] < 1"), Evidence(TWO, [])).to_json()["effect"] is None
+
+
+@pytest.mark.parametrize(("prompts", "cases"), [("its own", 40), ("the same", 5)])
+def test_made_up_cases_are_two_among_all_where_the_seeds_have_different_cases(prompts, cases):
+    def hits(arm, at, seed):
+        return {"hit": Cases([1.0, 0, 1, 1, 0], [f"{seed if prompts == 'its own' else 0}-{i}" for i in range(5)])}
+
+    verdict = decide(Experiment(("a", "b"), seeds=tuple(range(8))), hits, "hit[a] - hit[b] <= 0.1")
+    # no disagreement but one made up each way, among all cases
+    n = cases + 2
+    half = student_t.ppf(0.975, n - 1) * (2 / (n - 1) / n) ** 0.5
+    assert verdict.interval == pytest.approx((-half, half), rel=0.02)
+    assert verdict.verdict == ("holds" if half < 0.1 else "open")

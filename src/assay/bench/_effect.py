@@ -590,11 +590,15 @@ class _Evaluation:
         return self._mean_without(values, self.groups[(id(o), reference.measure)], self.made_up.get(reference))
 
     def _mean_without(self, values: np.ndarray, groups: np.ndarray, way: int | None) -> np.ndarray:
-        if way is not None:
-            # two made-up cases: one for this side and not the other, one the other way round
-            values = np.concatenate([values, [1.0, 0.0] if way > 0 else [0.0, 1.0]])
-            groups = np.concatenate([groups, [self.count, self.count + 1]])
-        return stats.mean_without(values, groups, self.count + (2 if self.made_up else 0))
+        sums = np.bincount(groups, values, self.count)
+        sizes = np.bincount(groups, minlength=self.count).astype(float)
+        if self.made_up:
+            # Two made-up cases: one for this side and not the other, one the other way round. Where the seeds have
+            # different cases, each seed holds its share of the two, so that they are two among all cases.
+            share = values.size / self.group_of.size if way is not None else 0.0
+            sums = np.append(sums, [share, 0.0] if way is not None and way > 0 else [0.0, share])
+            sizes = np.append(sizes, [share, share])
+        return stats.weighted_mean(sums, sizes)
 
     def _over_axis(self, node: Call, value: Callable[[Place], Any], place: Place) -> Any:
         assert isinstance(node.arguments[1], Axis)

@@ -23,7 +23,7 @@ from assay.stats._intervals import (
     perfect_auc_interval,
     t_interval,
 )
-from assay.stats._jackknife import case_groups, jackknife, mean_without
+from assay.stats._jackknife import case_groups, jackknife, mean_without, weighted_mean
 from assay.stats._lines import exponent, r2, slope, spread
 
 __all__ = [
@@ -52,4 +52,5 @@ __all__ = [
     "speedup",
     "spread",
     "t_interval",
+    "weighted_mean",
 ]

@@ -5,7 +5,7 @@ A group is one case as long as there are at most 500; a jackknife over more cost
 """
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 SINGLE_CASES = 500  # up to here each case is a group of its own
 GROUPS = 250  # beyond, this many groups: the standard error is then known to about 4 %
@@ -44,7 +44,7 @@ def mean_without(
     return weighted_mean(np.bincount(groups, values, count), np.bincount(groups, minlength=count))
 
 
-def weighted_mean(sums: Float[np.ndarray, "group"], sizes: Int[np.ndarray, "group"]) -> Float[np.ndarray, "group+1"]:
+def weighted_mean(sums: Float[np.ndarray, "group"], sizes: Num[np.ndarray, "group"]) -> Float[np.ndarray, "group+1"]:
     """The mean of all groups together, then without each, from their sums and sizes."""
     total, cases = sums.sum(), sizes.sum()
     with np.errstate(invalid="ignore", divide="ignore"):
