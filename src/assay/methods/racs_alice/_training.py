@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -56,15 +55,15 @@ def window_losses(model: nn.Module, windows: Tensor, batch: int = 64) -> np.ndar
     was_training = model.training
     model.eval()
     losses = []
-    for part in windows.split(batch):
+    for part in windows.to(next(model.parameters()).device).split(batch):
         logits = model(input_ids=part[:, :-1], use_cache=False).logits.float()
         each = nn.functional.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none")
         losses.append(each.mean(1))
     model.train(was_training)
-    return torch.cat(losses).double().numpy()
+    return torch.cat(losses).double().cpu().numpy()
 
 
-def train(
+def training(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     tokens: np.ndarray,
@@ -73,32 +72,42 @@ def train(
     batch: int,
     length: int,
     seed: int,
-    walk: Callable[[int], Iterator[int]] | None = None,
-    every: int = 0,
-    look: Callable[[int], Any] | None = None,
-) -> None:
-    """Train in place; the batches depend on ``seed`` and the step alone, so rivals of one seed see the same ones.
+    start: int = 0,
+    accumulate: int = 1,
+    bf16: bool = False,
+) -> Iterator[int]:
+    """Train in place, a step for each turn; yields how many are done.
+
+    The batches depend on ``seed`` and the step alone: rivals of one seed see the same ones, and so does a run that resumes.
 
     Parameters
     ----------
     optimizers
         Their groups' rates are multiplied by `schedule`.
     tokens
-        The training text.
-    walk
-        ``trial.progress``, or another wrapper of the number of steps.
-    every, look
-        ``look(step)`` is called after each ``every`` steps and after the last.
+        The training text; may be mapped from disk.
+    start
+        Steps that were done before, with these optimizers' states.
+    accumulate
+        Batches whose gradients are averaged for one step.
+    bf16
+        Compute the loss under bfloat16 autocast; weights and states keep their precision.
     """
-    base = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    device = next(model.parameters()).device
     model.train()
-    for step in walk(steps) if walk else range(steps):
-        for optimizer, rates in zip(optimizers, base, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule(step, steps)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])  # travels in the state dict: a resumed run scales the same rate
+    for step in range(start, steps):
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * schedule(step, steps)
             optimizer.zero_grad()
-        loss_of(model, random_windows(tokens, batch, length, (seed, step))).backward()
+        for part in range(accumulate):
+            windows = random_windows(tokens, batch, length, (seed, step, part)).to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                loss = loss_of(model, windows)
+            (loss / accumulate).backward()
         for optimizer in optimizers:
             optimizer.step()
-        if look and every and ((step + 1) % every == 0 or step + 1 == steps):
-            look(step + 1)
+        yield step + 1

@@ -20,7 +20,7 @@ from assay.lm._bytes import byte_tokens
 
 from . import RACS, Alice, AliceZero, build_param_groups, empirical_fisher, fit_structure, llama_config, memory_report
 from . import state_elements as elements_of
-from ._training import loss_of, random_windows, spaced_windows, train, window_losses
+from ._training import loss_of, random_windows, spaced_windows, training, window_losses
 
 LENGTH = 128
 RANK, LEADING, INTERVAL = 16, 5, 25
@@ -136,28 +136,22 @@ def optimizers_of(arm: str, model: nn.Module, rate: float, rest: float, seed: in
 
 
 def trained(
-    job: Trial, arm: str, rate: float, rest: float, seed: int, *, steps: int, log: bool = False, walk: Any = None
+    job: Trial, arm: str, rate: float, rest: float, seed: int, *, steps: int, watched: bool = False
 ) -> nn.Module:
-    """A model of this seed, trained by an arm."""
+    """A model of this seed, trained by an arm; a watched one has a validation curve and a bar."""
     model = new_model(job, seed)
-    batch = int(job["batch"])
     validation = spaced_windows(part_of(job, "validation"), 64, LENGTH)
-
-    def look(step: int) -> None:
-        job.log(step, validation=float(window_losses(model, validation).mean()))
-
-    train(
-        model,
-        optimizers_of(arm, model, rate, rest, seed),
-        part_of(job, "train"),
-        steps=steps,
-        batch=batch,
-        length=LENGTH,
-        seed=seed,
-        walk=walk,
-        every=max(1, int(job["steps"]) // 10) if log else 0,
-        look=look if log else None,
-    )
+    optimizers = optimizers_of(arm, model, rate, rest, seed)
+    text = part_of(job, "train")
+    done = training(model, optimizers, text, steps=steps, batch=int(job["batch"]), length=LENGTH, seed=seed)
+    if not watched:
+        for _ in done:
+            pass
+        return model
+    every = max(1, int(job["steps"]) // 10)
+    for _, step in zip(job.progress(steps), done, strict=False):
+        if step % every == 0 or step == steps:
+            job.log(step, validation=float(window_losses(model, validation).mean()))
     return model
 
 
@@ -270,7 +264,7 @@ def finished(trial: Trial) -> dict[str, Any]:
     if trial.arm == "alice-fewer-steps":
         steps = steps * 2 // 3
     started = time.process_time()
-    model = trained(trial, trial.arm, rate, rest, trial.seed, steps=steps, log=True, walk=trial.progress)
+    model = trained(trial, trial.arm, rate, rest, trial.seed, steps=steps, watched=True)
     return {
         "nll": Cases(window_losses(model, spaced_windows(part_of(trial, "test"), 256, LENGTH))),
         "rate": Exact(rate),
@@ -345,7 +339,7 @@ def step_time(trial: Trial) -> dict[Any, Any]:
         optimizers[cell] = optimizers_of(cell.arm, models[cell], 1e-3, 1e-3, trial.seed)
     seconds: dict[Any, list[float]] = {cell: [] for cell in models}
     for step in trial.progress(int(trial["timed_steps"]) + 2):
-        windows = random_windows(text, int(trial["batch"]), LENGTH, (trial.seed, step))
+        windows = random_windows(text, int(trial["batch"]), LENGTH, (trial.seed, step, 0))
         order = list(models)
         for cell in order[step % len(order) :] + order[: step % len(order)]:
             start = time.perf_counter()
@@ -505,16 +499,10 @@ def finetune(trial: Trial) -> dict[str, Any]:
     groups = build_param_groups(model, trial.arm, lr=0.002, adam_lr=1e-4)  # type: ignore[arg-type]
     optimizer = RACS(groups) if trial.arm == "racs" else Alice(groups, seed=trial.seed)
     before = float(window_losses(model, windows, 4).mean())
-    train(
-        model,
-        [optimizer],
-        shown,
-        steps=int(trial["finetune_steps"]),
-        batch=2,
-        length=64,
-        seed=trial.seed,
-        walk=trial.progress,
-    )
+    steps = int(trial["finetune_steps"])
+    done = training(model, [optimizer], shown, steps=steps, batch=2, length=64, seed=trial.seed)
+    for _ in zip(trial.progress(steps), done, strict=False):
+        pass
     after = float(window_losses(model, windows, 4).mean())
     state = sum(
         value.numel() * value.element_size()
