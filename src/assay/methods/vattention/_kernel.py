@@ -1,4 +1,4 @@
-"""The CPU path: one numba kernel a step, parallel over rows, float32.
+"""The CPU path: one numba kernel a step, rows shared out to threads, float32.
 
 A row scans the packed signs with a histogram of their distances in place of a sort, marks one byte a key, draws, and
 multiplies each key and value once, where it lies. It follows the same rules and the same random streams as the torch path
@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-import numba
 import numpy as np
 import torch
-from numba import njit, prange, types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from assay.methods.vattention._attention import bad_scores, fixed_budget, fixed_ranks, pilot_size
@@ -233,21 +234,20 @@ def _needed(a, c, output, eps, delta, z, by_c, room, optimize):
     return ((_quantile(1 - delta_n / 2) * a + by_c * _quantile(1 - (delta - delta_n) / 2) * c) / room) ** 2
 
 
-@njit(parallel=True, cache=True, fastmath=FAST, nogil=True)
+@njit(cache=True, fastmath=FAST, nogil=True)
 def _step(
-    q, k, v, base_k, step_k, base_v, step_v, start, count,  # rows of q; K and V as flat tables of rows
+    begin, end, work, q, k, v, base_k, step_k, base_v, step_v, start, count,  # rows of q; K and V as flat tables of rows
     fixed, n_fixed, scan, query_codes, codes, base_c, sink, local, heavy,  # fixed positions, or codes to scan
     given, pilot_given, n_pilot_given, further_given, n_further_given,  # draws to use in place of one's own
     n_pilot, seed, layer, batch, head, fixed_budget, scale, output, eps, delta, z, by_c, room, optimize, fpc, reuse,
-    out, budget, n_det, read, broken, marks_out, keep_marks, work,
+    out, budget, n_det, read, broken, marks_out, keep_marks,
 ):  # fmt: skip
-    for r in prange(q.shape[0]):
+    for r in range(begin, end):
         n = count[r]
         if n == 0:
             continue
         bk, bv = base_k[r] + start[r] * step_k, base_v[r] + start[r] * step_v
-        thread = numba.get_thread_id()
-        marks = marks_out[r] if keep_marks else work[thread, 0]
+        marks = marks_out[r] if keep_marks else work[0]
         marks[:n] = 0
 
         key = _splitmix64(seed) ^ np.uint64(layer)
@@ -265,7 +265,7 @@ def _step(
             for i in range(low):
                 list_f[i] = i
             at = low
-            distance = work[thread, 1, :n]
+            distance = work[1, :n]
             _distances(codes, base_c[r] + start[r], query_codes[r, 0], query_codes[r, 1], distance)
             histogram = _histogram(distance, low, high)
             at += _nearest(distance, histogram, low, high, heavy[r], list_f[at:])
@@ -425,7 +425,6 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     marks = np.zeros((number, rows.n) if config.audit else (1, 1), np.uint8)
     two = config.tail == "two"
     eps, delta = config.eps, config.delta
-    numba.set_num_threads(max(1, min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)))
     arguments = (
         q.detach().reshape(number, -1).numpy(), flat_k, flat_v, base_k, step_k, base_v, step_v,
         rows.start.numpy(), rows.count.numpy(),
@@ -438,10 +437,22 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
         float(normal_quantile(1 - delta / 2 if two else 1 - delta)),
         1 + eps if config.tight else 1.0, eps if config.tight else eps / 2,
         config.optimize_delta, config.uses_fpc, config.reuse_pilot,
-        out, budget, n_det, read, broken, marks, config.audit, _work(rows.n),
+        out, budget, n_det, read, broken, marks, config.audit,
     )  # fmt: skip
     # One layout, so that it is compiled once.
-    _step(*(np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in arguments))
+    arguments = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
+
+    def some(part):
+        _step(part, min(part + share, number), _work(rows.n), *arguments)
+
+    # Rows differ in their budgets: a few parts a thread even that out.
+    threads = min(torch.get_num_threads(), number)
+    share = number if threads == 1 else math.ceil(number / (4 * threads))
+    if threads == 1:
+        some(0)
+    else:
+        for _ in _threads(threads).map(some, range(0, number, share)):
+            pass
     if broken.any():
         raise ValueError(bad_scores(layer, int(rows.head[int(broken.argmax())])))
     return VAttentionOutput(
@@ -458,11 +469,21 @@ _kept = threading.local()
 
 
 def _work(n):
-    """Two bytes a key and thread, kept from step to step: fresh memory would cost a page fault every 4 kB."""
+    """Two bytes a key, kept by each thread: fresh memory would cost a page fault every 4 kB."""
     if getattr(_kept, "length", 0) < n:
         _kept.length = 2 * n
-        _kept.bytes = np.empty((numba.config.NUMBA_NUM_THREADS, 2, 2 * n), np.uint8)
+        _kept.bytes = np.empty((2, 2 * n), np.uint8)
     return _kept.bytes
+
+
+@cache
+def _threads(number):
+    """Threads of Python's: the kernel lets go of the interpreter. (numba's own waited milliseconds beside torch's.)"""
+    return ThreadPoolExecutor(number, thread_name_prefix="vattention")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def _flat_rows(x, rows):
