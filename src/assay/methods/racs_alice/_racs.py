@@ -37,22 +37,16 @@ def rank_one_fit(P: Float[Tensor, "m n"], n_iters: int = 5) -> tuple[Float[Tenso
     s : (n,), q : (m,)
         s has the scale of P, q is of order one.
 
-    Source: arXiv:2502.07752, Proposition 3 and Algorithm 1, lines 3 to 5. The vectors are divided by their largest entry
-    before they are squared, so that squared gradients of 1e-20 do not vanish in float32.
+    Source: arXiv:2502.07752, Proposition 3 and Algorithm 1, lines 3 to 5. Here s is kept in units of P's largest entry while
+    it is squared, so that squared gradients of 1e-20 do not vanish in float32.
     """
     tiny = torch.finfo(P.dtype).tiny
+    peak = P.amax()
     q = P.new_ones(len(P))
     for _ in range(n_iters):
-        s = _project(P.mT, q, tiny)
-        q = _project(P, s, tiny)
-    return s, q
-
-
-def _project(A: Float[Tensor, "k l"], x: Float[Tensor, " l"], tiny: float) -> Float[Tensor, " k"]:
-    """A x / ||x||^2, without squaring small numbers."""
-    scale = x.amax().clamp_min(tiny)
-    x = x / scale
-    return torch.mv(A, x).div_(torch.dot(x, x).clamp_min(1).mul_(scale))  # at least 1 where x is not all zero
+        s = torch.mv(P.mT, q).div_(torch.dot(q, q).mul_(peak).clamp_min_(tiny))
+        q = torch.mv(P, s).div_(torch.dot(s, s).mul_(peak).clamp_min_(tiny))
+    return s.mul_(peak), q
 
 
 class RACS(MatrixOptimizer):
