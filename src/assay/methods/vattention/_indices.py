@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -143,13 +144,13 @@ class SimHashIndex:
         _built(self._codes).append(self._hash(k_new))
 
     def _hash(self, k: Tensor) -> Tensor:
-        return pack_bits((k.float() - self._mean) @ self._planes > 0)
+        return pack_bits(_project(k.float() - self._mean, self._planes) > 0)
 
     def query_codes(self, q: Float[Tensor, "B H Q D"]) -> Int[Tensor, "B H Q words"]:
         """The packed signs of the queries."""
         _built(self._codes)
         grouped = q.float().reshape(q.shape[0], self._planes.shape[0], -1, q.shape[3])
-        return pack_bits(grouped @ self._planes > 0).reshape(*q.shape[:3], -1)
+        return pack_bits(_project(grouped, self._planes) > 0).reshape(*q.shape[:3], -1)
 
     @property
     def codes(self) -> Int[Tensor, "B Hkv n words"]:
@@ -164,6 +165,13 @@ class SimHashIndex:
     def memory_bytes(self) -> int:
         """Bytes of the packed signs: 16 a key with 128 hyperplanes."""
         return _bytes(self._codes)
+
+
+def _project(x: Float[Tensor, "B Hkv m D"], planes: Float[Tensor, "Hkv D bits"]) -> Float[Tensor, "B Hkv m bits"]:
+    """``x @ planes``. A few rows on a CPU by a plain loop: waking BLAS's threads for them costs milliseconds."""
+    if x.device.type == "cpu" and x.numel() * planes.shape[2] < 2**20:
+        return torch.from_numpy(np.einsum("bhmd,hdc->bhmc", x.detach().numpy(), planes.numpy()))
+    return x @ planes
 
 
 class HashIndex:

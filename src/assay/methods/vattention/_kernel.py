@@ -445,9 +445,9 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     def some(part):
         _step(part, min(part + share, number), _work(rows.n), *arguments)
 
-    # Rows differ in their budgets: a few parts a thread even that out.
+    # Rows differ in their budgets: two parts a thread even that out.
     threads = min(torch.get_num_threads(), number)
-    share = number if threads == 1 else math.ceil(number / (4 * threads))
+    share = number if threads == 1 else math.ceil(number / (2 * threads))
     if threads == 1:
         some(0)
     else:
