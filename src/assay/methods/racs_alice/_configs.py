@@ -28,6 +28,12 @@ STEPS = {"60m": 10_000, "130m": 20_000, "350m": 60_000, "1.3b": 100_000}
 def llama_config(size: Size, vocab_size: int = 32_000) -> Any:
     """The `transformers.LlamaConfig` of one of the paper's models: context 256, input and output embeddings untied.
 
+    Parameters
+    ----------
+    size : {"60m", "130m", "350m", "1.3b"}
+    vocab_size
+        Of the tokenizer; the paper's has 32,000 tokens.
+
     Source: arXiv:2502.07752, Appendix, "Experiment details".
     """
     if size not in SIZES:
@@ -49,6 +55,11 @@ def llama_config(size: Size, vocab_size: int = 32_000) -> Any:
 
 def paper_settings(method: Literal["racs", "alice", "alice-zero"], size: Size) -> dict[str, Any]:
     """The keyword arguments that the paper trains a size with: ``Alice(groups, **paper_settings("alice", "130m"))``.
+
+    Parameters
+    ----------
+    method : {"racs", "alice", "alice-zero"}
+    size : {"60m", "130m", "350m", "1.3b"}
 
     Source: arXiv:2502.07752, Appendix, the tables of hyperparameters.
     """

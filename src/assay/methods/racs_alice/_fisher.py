@@ -62,7 +62,16 @@ class FisherFit:
 
 
 def empirical_fisher(G_samples: Float[Tensor, "samples m n"]) -> Float[Tensor, "mn mn"]:
-    """E[g g^T] with g = Vec(G), columns stacked."""
+    """E[g g^T] with g = Vec(G), columns stacked.
+
+    Parameters
+    ----------
+    G_samples : (samples, m, n)
+
+    Returns
+    -------
+    (mn, mn)
+    """
     g = G_samples.mT.reshape(len(G_samples), -1)
     return g.mT @ g / len(g)
 
