@@ -11,7 +11,6 @@ from ._harness import Ratio, interleaved
 
 def measure() -> list[Ratio]:
     """The ratios of the specification."""
-    from sklearn.ensemble import HistGradientBoostingRegressor
 
     from assay.methods.uncertain_imputation import NaiveConformal, pcp_threshold, weighted_threshold
     from assay.methods.uncertain_imputation.reference import weighted_threshold_numpy_loop

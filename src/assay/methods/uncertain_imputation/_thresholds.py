@@ -35,6 +35,20 @@ def rank(level: float, n: int) -> int:
 def naive_threshold(scores: Real[np.ndarray, " n"], level: float) -> float:
     """The ceil(level (n + 1))-th smallest score; infinite where that exceeds n.
 
+    Not numpy's quantile, which interpolates and is always finite.
+
+    Parameters
+    ----------
+    scores : (n,)
+        Of the calibration points, in any order.
+    level
+        1 - alpha, in (0, 1).
+
+    Raises
+    ------
+    ValueError
+        If there is no score, one is not a number, or the level is out of range.
+
     Source: section 2 of the paper (split conformal prediction).
     """
     _check_level(level)
