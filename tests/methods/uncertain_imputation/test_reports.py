@@ -22,6 +22,10 @@ def test_coverage_width_and_groups():
     assert report.groups.loc["a", "width"] == pytest.approx(widths[::2].mean())
     assert report.groups.loc["b", "n"] == 6
     np.testing.assert_allclose(report.sizes["coverage"], [1 / 3, 1, 1, 1])
+    np.testing.assert_allclose(
+        report.sizes["width"], [widths[:3].mean(), widths[3:6].mean(), widths[6:9].mean(), widths[9:].mean()]
+    )
+    assert list(report.sizes.columns) == list(report.groups.columns) == ["n", "coverage", "lower", "upper", "width"]
     assert "1 empty sets" in str(report)
     assert len(coverage_report(y, ends).groups) == 0
 

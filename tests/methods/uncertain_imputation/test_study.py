@@ -47,14 +47,19 @@ def test_parts_are_disjoint_and_no_arm_can_read_a_lost_label():
     assert measured["triply"]["width"] >= measured["ui-knn"]["width"]
 
 
-def test_naive_covers_less_than_imputation_where_weights_are_hard():
-    """The law "vee" at three seeds."""
+def test_naive_covers_less_than_imputation_where_weights_are_hard(monkeypatch):
+    """The law "vee" at three seeds, on half of the study's rows."""
+    monkeypatch.setattr(study, "ROWS", 6_000)
+    monkeypatch.setattr(study, "TEST_ROWS", 4_800)
+    shares = {"naive": [], "ui-knn": [], "pcp-logistic": []}
     for seed in range(3):
         parts = study.law_parts(vee, seed)
-        coverage = {arm: parts.measures(arm)["coverage"].k / 9600 for arm in ("naive", "ui-knn", "pcp-logistic")}
-        assert coverage["naive"] < coverage["ui-knn"] - 0.02
-        assert coverage["pcp-logistic"] < 0.9
-        assert abs(coverage["ui-knn"] - 0.9) < 0.025
+        for arm, found in shares.items():
+            found.append(parts.measures(arm)["coverage"].k / 4_800)
+        assert shares["naive"][-1] < shares["ui-knn"][-1]
+    assert np.mean(shares["naive"]) < np.mean(shares["ui-knn"]) - 0.02
+    assert np.mean(shares["pcp-logistic"]) < 0.89
+    assert abs(np.mean(shares["ui-knn"]) - 0.9) < 0.02
 
 
 def test_the_union_covers_where_the_imputer_alone_is_right():

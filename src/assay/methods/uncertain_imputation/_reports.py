@@ -24,7 +24,7 @@ class CoverageReport:
     n, n_empty
         Rows, and how many of them have an empty set.
     groups, sizes : data frames
-        The same within each group, and within quarters of the width (narrowest first): columns n, coverage, lower,
+        The same within each group, and within quarters of the rows by width (1 is the narrowest): columns n, coverage, lower,
         upper, width. ``groups`` is empty where none were given.
     """
 
@@ -94,7 +94,7 @@ def coverage_report(
         values, member = np.unique(labels, return_inverse=True)
         by_group = _table([(value, member == i) for i, value in enumerate(values)], covered, width, "group")
     quarters = np.array_split(np.argsort(width, kind="stable"), min(4, len(y)))
-    by_size = _table([(f"quarter {i + 1}", quarter) for i, quarter in enumerate(quarters)], covered, width, "width")
+    by_size = _table([(i + 1, quarter) for i, quarter in enumerate(quarters)], covered, width, "quarter")
     return CoverageReport(
         float(covered.mean()),
         clopper_pearson(float(covered.sum()), float(len(y))),
