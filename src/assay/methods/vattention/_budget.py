@@ -101,8 +101,17 @@ def round_budget(needed: Tensor, n_s: int | Tensor, *, pilot: int | Tensor, fpc:
 
 @dataclass(frozen=True)
 class Split:
-    """A tolerance shared out: ``eps_n, delta_n`` for the numerator, ``eps_d, delta_d`` for the denominator, and the
-    budget (before rounding) that meets both at once."""
+    """A tolerance shared out, all float64.
+
+    Attributes
+    ----------
+    eps_n, delta_n
+        Tolerance of the numerator, and how often it may be missed.
+    eps_d, delta_d
+        The same for the denominator.
+    needed
+        The budget, before rounding, that meets both at once.
+    """
 
     eps_n: Tensor
     eps_d: Tensor

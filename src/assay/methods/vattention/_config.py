@@ -141,7 +141,17 @@ MAX_DELTA_OF_A_VECTOR = 0.21
 
 @dataclass(frozen=True)
 class IndexSets:
-    """The key positions that one row read, each sorted: for certain, as the pilot, and as further draws."""
+    """The key positions that one row read, each int64 and sorted.
+
+    Attributes
+    ----------
+    fixed
+        Read for certain: sinks, window, and the index's choice.
+    pilot
+        Drawn first, to estimate the budget.
+    further
+        Drawn after it.
+    """
 
     fixed: Tensor
     pilot: Tensor

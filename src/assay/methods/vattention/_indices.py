@@ -244,7 +244,14 @@ class HashIndex:
 
 
 class HashWeights:
-    """HashAttention's weights of all layers: ``VAttentionConfig(index=load_hash_weights(path))``."""
+    """HashAttention's weights of all layers: ``VAttentionConfig(index=load_hash_weights(path))``.
+
+    Parameters
+    ----------
+    layers
+        ``{layer: {name: three tensors}}`` with the names of the released files: ``query_matrix``, ``query_bias``,
+        ``key_matrix``, ``key_bias``.
+    """
 
     def __init__(self, layers: dict[int, dict[str, list[Tensor]]]) -> None:
         self.layers = layers

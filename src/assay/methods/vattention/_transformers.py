@@ -264,7 +264,14 @@ def check_supported(model: Any) -> None:
 def sparsity_report(model: nn.Module) -> list[LayerSparsity]:
     """What each layer of a model read since the last `reset_report`, in order of layers.
 
-    Empty before the first decode step. Layers in ``dense_layers`` are left out.
+    Parameters
+    ----------
+    model
+        Any module; its attention layers are found by what they kept.
+
+    Returns
+    -------
+    One `LayerSparsity` a layer. Empty before the first decode step. Layers in ``dense_layers`` are left out.
     """
     found = [_states[m] for m in model.modules() if m in _states and _states[m].steps]
     return [
@@ -282,7 +289,13 @@ def sparsity_report(model: nn.Module) -> list[LayerSparsity]:
 
 
 def reset_report(model: nn.Module) -> None:
-    """Start the report of a model anew."""
+    """Start the report of a model anew.
+
+    Parameters
+    ----------
+    model
+        Any module, as for `sparsity_report`.
+    """
     for module in model.modules():
         if module in _states:
             _states[module].steps, _states[module].sums = 0, {}
