@@ -84,3 +84,14 @@ def test_the_released_cqr_quantile_interpolates_between_two_ranks_around_ours(ca
     ordered = np.sort(scores)
     at = int(np.searchsorted(ordered, naive_threshold(scores, level)))
     assert ordered[max(at - 1, 0)] - 1e-12 <= case["Q_cqr"] <= ordered[min(at + 1, len(ordered) - 1)] + 1e-12
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: str(c["seed"]))
+def test_released_adaptive_sets_are_ours_at_their_quantile_which_is_at_most_one_rank_above(case):
+    new = np.array(case["test_probabilities"])
+    sets = label_set(aps_scores(new, np.ones(len(new))), case["Q_aps"] + 1e-12)
+    np.testing.assert_array_equal(sets, np.array(case["aps_sets"], bool))
+    scores = np.sort(np.array(case["aps_scores"])[~np.array(case["corrupted"], bool)])
+    ours = int(np.searchsorted(scores, naive_threshold(scores, 1 - case["alpha"])))
+    theirs = int(np.argmin(np.abs(scores - case["Q_aps"])))
+    assert theirs in (ours, ours + 1)

@@ -11,9 +11,9 @@ consent and are not missing at random; `diagnostics_` says which assumption look
 from assay._extras import extras
 
 with extras("tables"):
-    from ._corruption import Corruption, corrupt_by_privileged, wrong_labels
-    from ._diagnostics import Diagnostics
-    from ._estimators import (
+    from assay.methods.uncertain_imputation._corruption import Corruption, corrupt_by_privileged, wrong_labels
+    from assay.methods.uncertain_imputation._diagnostics import Diagnostics
+    from assay.methods.uncertain_imputation._estimators import (
         NaiveConformal,
         PrivilegedConformal,
         TriplyRobust,
@@ -21,9 +21,9 @@ with extras("tables"):
         WeightedConformal,
         union_of_intervals,
     )
-    from ._reports import CoverageReport, coverage_report
-    from ._thresholds import naive_threshold, pcp_threshold, weighted_threshold
-    from ._weight_errors import WeightErrorReport, weight_error_report
+    from assay.methods.uncertain_imputation._reports import CoverageReport, coverage_report
+    from assay.methods.uncertain_imputation._thresholds import naive_threshold, pcp_threshold, weighted_threshold
+    from assay.methods.uncertain_imputation._weight_errors import WeightErrorReport, weight_error_report
 
 __all__ = [
     "Corruption",

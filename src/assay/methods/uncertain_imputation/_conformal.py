@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 
 from assay._extras import extras
-
-from ._diagnostics import Diagnostics, diagnose
-from ._models import ClassModel, IntervalModel, Propensity, predict_flat
-from ._rows import Rows, join, key_columns, read_rows, read_X, row_order
-from ._samplers import ERRORS, residual_sampler
-from ._scores import (
+from assay.methods.uncertain_imputation._diagnostics import Diagnostics, diagnose
+from assay.methods.uncertain_imputation._models import ClassModel, IntervalModel, Propensity, predict_flat
+from assay.methods.uncertain_imputation._rows import Rows, join, key_columns, read_rows, read_X, row_order
+from assay.methods.uncertain_imputation._samplers import ERRORS, residual_sampler
+from assay.methods.uncertain_imputation._scores import (
     INTERVAL_SCORES,
     SET_SCORES,
     aps_scores,
@@ -26,7 +25,7 @@ from ._scores import (
     label_set,
     score_of_label,
 )
-from ._thresholds import naive_threshold, pcp_threshold, rank, repeated_threshold
+from assay.methods.uncertain_imputation._thresholds import naive_threshold, pcp_threshold, rank, repeated_threshold
 
 with extras("tables"):
     from sklearn.base import BaseEstimator, clone

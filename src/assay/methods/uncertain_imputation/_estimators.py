@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._conformal import Conformal, Score, no_type_check
-from ._rows import Rows, join, read_X
-from ._scores import interval, label_set
-from ._thresholds import weighted_threshold
+from assay.methods.uncertain_imputation._conformal import Conformal, Score, no_type_check
+from assay.methods.uncertain_imputation._rows import Rows, join, read_X
+from assay.methods.uncertain_imputation._scores import interval, label_set
+from assay.methods.uncertain_imputation._thresholds import weighted_threshold
 
 PARTS = ("naive", "pcp", "ui")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._corruption import Corruption
+from assay.methods.uncertain_imputation._corruption import Corruption
 
 PRIVILEGED_SLOPE = 0.8
 _B = np.random.default_rng(0).random(15)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Real
 
-from ._thresholds import MASS_SLACK, naive_threshold, weighted_threshold
+from assay.methods.uncertain_imputation._thresholds import MASS_SLACK, naive_threshold, weighted_threshold
 
 
 @dataclass(frozen=True)

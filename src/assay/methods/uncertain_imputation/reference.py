@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ._thresholds import MASS_SLACK
+from assay.methods.uncertain_imputation._thresholds import MASS_SLACK
 
 
 def exact_rank(level: str, n: int) -> int:

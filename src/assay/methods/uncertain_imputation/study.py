@@ -17,8 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from assay.bench import Count, Trial, experiment
-
-from . import (
+from assay.methods.uncertain_imputation import (
     Corruption,
     NaiveConformal,
     PrivilegedConformal,
@@ -28,9 +27,9 @@ from . import (
     weighted_threshold,
     wrong_labels,
 )
-from ._conformal import split_rows
-from ._laws import PRIVILEGED_SLOPE, bands, revealed, spread, synthetic, vee
-from ._models import Propensity
+from assay.methods.uncertain_imputation._conformal import split_rows
+from assay.methods.uncertain_imputation._laws import PRIVILEGED_SLOPE, bands, revealed, spread, synthetic, vee
+from assay.methods.uncertain_imputation._models import Propensity
 
 LEVEL = 0.9
 ROWS, TEST_ROWS = 12_000, 9_600  # I1, I3 and I2 together, split 2 : 1 : 1, and the test rows
