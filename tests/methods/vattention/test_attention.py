@@ -473,7 +473,13 @@ def test_the_kernel_is_compiled_once_whatever_it_is_given():
 
     q, k, v = make(b=2, t=3)
     sets = vattention(q, k, v, config=replace(SMALL, audit=True)).sets
-    for more in ({}, {"guarantee": "output"}, {"index": "oracle"}, {"budget": 9, "reuse_pilot": False}, {"audit": True}):
+    for more in (
+        {},
+        {"guarantee": "output"},
+        {"index": "oracle"},
+        {"budget": 9, "reuse_pilot": False},
+        {"audit": True},
+    ):
         for mask in (None, padded(2, 3, 300, (0, 40)), padded(1, 3, 300, (5,))):
             vattention(q, k, v, config=replace(SMALL, **more), attn_mask=mask)
     vattention(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, config=SMALL, index_sets=sets)

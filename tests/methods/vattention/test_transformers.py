@@ -211,8 +211,14 @@ def test_a_static_cache_is_told_once_of_the_growing_one(steps, caplog):
     assert [r.message for r in caplog.records if "GrowingKVCache" in r.message].__len__() == 1
 
 
-def test_several_queries_without_a_mask_are_a_prefill_into_an_empty_cache(steps):
-    assert steps(torch.randn(1, 2, 100, 16), 20) == []
+def test_several_queries_that_see_only_themselves_are_a_prefill_into_an_empty_cache(steps):
+    keys = torch.randn(1, 2, 100, 16)
+    assert steps(keys, 20) == []
+    mask = torch.ones(1, 1, 20, 100, dtype=torch.bool).tril()
+    mask[..., :3] = False  # padding
+    assert steps(keys, 20, mask) == []
+    assert steps(keys, 20, torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)) == []
+    assert steps(keys, 20, torch.ones(1, 1, 20, 100, dtype=torch.bool).tril(60)) == ["build 100"]
 
 
 def test_a_layers_state_goes_with_its_module():

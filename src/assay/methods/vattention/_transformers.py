@@ -148,8 +148,7 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
             )
         state = _states.setdefault(module, _LayerState())
         queries, n = query.shape[2], key.shape[2]
-        # Several queries without a mask are transformers' sign for a prefill, into an empty static cache too.
-        prefill = is_prefill(queries, n, config) or (queries > 1 and attention_mask is None)
+        prefill = is_prefill(queries, n, config) or (queries > 1 and _sees_only_itself(attention_mask, queries))
         if prefill or layer in config.dense_layers:
             state.drop()
             key, value = key.to(query.device), value.to(query.device)
@@ -183,6 +182,18 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
         return out.out.transpose(1, 2).contiguous(), None
 
     return attend
+
+
+def _sees_only_itself(mask: Tensor | None, queries: int) -> bool:
+    """Whether several queries see no earlier key: the prefill of an empty static cache, whose keys are longer.
+
+    No mask is transformers' sign for that.
+    """
+    if mask is None:
+        return True
+    last = mask[..., -1, :]
+    visible = last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
+    return int(visible.sum(-1).max()) <= queries
 
 
 def register(name: str = "assay_vattention", config: VAttentionConfig | None = None) -> str:
