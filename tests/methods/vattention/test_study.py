@@ -100,6 +100,7 @@ def test_every_rule_reads_the_share_that_it_should(folder, arm, monkeypatch):
     assert found["density_read"] == pytest.approx(0.2, rel=0.1 if arm in ("quest", "magicpig") else 0.02)
     assert found["error"].values.size == 2 * 4 * 4  # every third of four layers, heads, queries
     assert found["error"].ids == tuple(f"{la}-{h}-{t}" for la in (0, 3) for h in range(4) for t in study.USED)
+    assert found["error_later"].ids == found["error"].ids[16:]  # layer 0 left out
     assert found["error_flat"].values.size >= 8
     assert not set(found["error_flat"].ids) & set(found["error_peaked"].ids)
     assert found["error_p95"] >= np.median(found["error"].values)

@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from assay.bench import Cases, Count, Trial, experiment, prepare
 
-from . import GrowingKVCache, VAttentionConfig, sparse_decoding, sparsity_report, vattention
+from . import GrowingKVCache, VAttentionConfig, reset_report, sparse_decoding, sparsity_report, vattention
 from ._indices import SimHashIndex, page_bounds, page_scores
 from ._rows import LayerRows, Sampler
 from .baselines import MagicPigSpace, best_of, collision_probability, sink_and_window, top_p_set, topk_attention
@@ -202,7 +202,7 @@ def error_by_tolerance(trial: Trial) -> dict[str, Any]:
 
 @experiment(
     arms=("vattention", "denominator", "top-k", "top-p", "uniform", "magicpig", "quest", "vattention-simhash", "top-k-simhash"),
-    measures=("error", "error_flat", "error_peaked", "error_p95", "density_read"),
+    measures=("error", "error_later", "error_flat", "error_peaked", "error_p95", "density_read"),
     inputs={"model": "smollm2-135m-instruct", "corpus": "english"},
     settings={"density": (0.1, 0.2), "n": 4096},
     needs=(captured,),
@@ -221,7 +221,7 @@ def equal_density(trial: Trial) -> dict[Any, dict[str, Any]]:
 
 @experiment(
     arms=("vattention", "top-k", "top-p", "uniform"),
-    measures=("error", "error_flat", "error_peaked", "error_p95", "density_read"),
+    measures=("error", "error_later", "error_flat", "error_peaked", "error_p95", "density_read"),
     inputs={"model": "smollm2-135m-instruct", "corpus": "english"},
     settings={"density": 0.05, "n": 4096},
     needs=(captured,),
@@ -239,7 +239,9 @@ def compare(trial: Trial, density: Callable[[Any], float]) -> dict[Any, dict[str
     layers = list(layers_of(trial, every=3))
     flat = torch.cat([rows.flatness.flatten() for _, rows in layers])
     low, high = flat.quantile(0.25), flat.quantile(0.75)
-    ids = np.array([f"{layer}-{h}-{t}" for layer, rows in layers for h in range(rows.q.shape[0]) for t in USED])
+    at = [(layer, h, t) for layer, rows in layers for h in range(rows.q.shape[0]) for t in USED]
+    ids = np.array([f"{layer}-{h}-{t}" for layer, h, t in at])
+    later = np.array([layer > 0 for layer, _, _ in at])
     found = {}
     for cell in trial.progress(list(trial.cells())):
         rule = _rule(cell.arm, density(cell), layers, trial.seed)
@@ -248,6 +250,7 @@ def compare(trial: Trial, density: Callable[[Any], float]) -> dict[Any, dict[str
         error = every.mean(0)
         found[cell] = {
             "error": Cases(error.numpy(), ids),
+            "error_later": Cases(error.numpy()[later], ids[later]),
             "error_flat": Cases(error[flat >= high].numpy(), ids[(flat >= high).numpy()]),
             "error_peaked": Cases(error[flat <= low].numpy(), ids[(flat <= low).numpy()]),
             "error_p95": float(every.quantile(0.95)),
@@ -459,7 +462,8 @@ def mean_density(model: Any) -> float:
 
 @contextmanager
 def sparse(model: Any, arm: str, density: float, seed: int) -> Iterator[None]:
-    """A model in which an arm computes the attention of what follows."""
+    """A model in which an arm computes the attention of what follows, with a report of its own."""
+    reset_report(model)
     if arm == "vattention":
         with sparse_decoding(model, decode_config(density, seed)):
             yield
@@ -658,6 +662,7 @@ def decode_speed(trial: Trial) -> dict[Any, dict[str, Any]]:
             model(tokens[:, :-1], past_key_values=cache, logits_to_keep=1)
             density = 1.0
             if cell.arm == "vattention":
+                reset_report(model)
                 with sparse_decoding(model, VAttentionConfig(sink=16, local=64, seed=trial.seed)):
                     _greedy(model, tokens[:, -1:], cache, 2)  # builds the index
                     start = time.perf_counter()
