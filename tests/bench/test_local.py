@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -475,3 +476,73 @@ def test_a_full_disk_is_told_in_one_sentence_and_what_finished_stays(bench):
     finally:
         wait_for(lambda: bench.processes() == [])
         subprocess.run(["umount", str(bench.home)], check=True)
+
+
+UNRULY = """
+import os, signal, subprocess, sys
+from assay.bench import experiment
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+@experiment(
+    arms=("good", "moves", "forgets", "closes", "removes", "lines", "surrogate", "long", "mute", "real-time", "daemons"),
+    measures=("loss",), seeds=1, minutes=0.2,
+)
+def race(trial):
+    arm = trial.arm
+    if arm == "moves":
+        os.chdir("/")
+    if arm == "forgets":
+        os.environ.clear()
+    if arm == "closes":
+        print("a last word")
+        sys.stdout.close()
+        sys.stderr.close()
+    if arm == "removes":
+        trial.folder.rmdir()
+    if arm == "lines":
+        raise ValueError("one\\ntwo \\x1b[31mred")
+    if arm == "surrogate":
+        raise ValueError("\\udce9")
+    if arm == "long":
+        raise ValueError("x" * 100_000)
+    if arm == "mute":
+        raise Mute
+    if arm == "real-time":
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
+    if arm == "daemons":
+        for _ in range(3):
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return {"loss": 1.0}
+"""
+
+
+@linux
+def test_what_a_study_does_to_its_process_does_not_mislead_the_workbench(bench, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASSAY_HOME", "home")  # found from the current folder, which a trial may leave
+    bench.method("tiny", UNRULY, CLAIM)
+    check("tiny", scale="full", workers=2)
+    found = {row.job["arm"]: row for row in rows()}
+    assert {arm for arm, row in found.items() if row.status == "done"} == {
+        "good", "moves", "forgets", "closes", "daemons",
+    }  # fmt: skip
+    assert "removed its own folder" in found["removes"].why
+    assert found["lines"].why == "ValueError: one two \\x1b[31mred"
+    assert found["surrogate"].why == "ValueError: \\udce9"
+    assert found["long"].why == f"ValueError: {'x' * 2000} ..."
+    assert found["mute"].why == "Mute: its text cannot be had (RuntimeError)"
+    assert found["real-time"].why == f"its process was killed by signal {signal.SIGRTMIN + 1}"
+    # What a trial starts in a session of its own ends with it too.
+    command = b"sleep\0" + b"600\0"
+    left = [p for p in Path("/proc").glob("[0-9]*/environ") if f"JOURNAL={bench.journal}".encode() in _read(p)]
+    assert [p for p in left if _read(p.with_name("cmdline")) == command] == []
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""

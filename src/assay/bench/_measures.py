@@ -40,7 +40,10 @@ class Cases:
     ids: tuple[str, ...] | None = None
 
     def __init__(self, values: Iterable[float], ids: Iterable[Any] | None = None) -> None:
-        array = np.asarray(values if isinstance(values, np.ndarray | Sequence) else list(values), dtype=np.float64)
+        given = np.asarray(values if isinstance(values, np.ndarray | Sequence) else list(values))
+        if given.dtype.kind not in "biuf":
+            raise TypeError(f"Cases needs real numbers, got {given.dtype}: one number a case")
+        array = given.astype(np.float64)
         if array.ndim != 1 or array.size == 0:
             raise ValueError(
                 f"Cases needs a flat list with at least one value, got shape {array.shape}: one value a case"
@@ -71,7 +74,7 @@ Measure = float | Count | Cases | Exact
 
 
 def _whole(x: Any, name: str) -> int:
-    if isinstance(x, bool) or int(x) != x:
+    if isinstance(x, bool) or not hasattr(x, "__int__") or not math.isfinite(x) or int(x) != x:
         raise TypeError(f"Count needs whole numbers, got {name}={x!r}: count cases, not shares")
     return int(x)
 
@@ -94,13 +97,20 @@ def as_measures(returned: Any, where: str) -> dict[str, Measure]:
             raise TypeError(f"{where} returned a measure named {name!r}: names are text")
         if isinstance(value, Count | Cases | Exact):
             measures[name] = value
-        elif getattr(value, "ndim", 0) == 0 and not isinstance(value, str | bytes) and value is not None:
-            measures[name] = float(value)
         else:
-            raise TypeError(
-                f"{where} returned {name!r} as {type(value).__name__}: give a number, Count, Cases or Exact"
-            )
+            measures[name] = _real(value, f"{where} returned {name!r} as {type(value).__name__}")
     return measures
+
+
+def _real(value: Any, what: str) -> float:
+    """A number, or whatever holds a single one (a numpy scalar, a 0-d tensor), as a float."""
+    plain: Any = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    if not hasattr(plain, "__float__") or getattr(plain, "ndim", 0) != 0:
+        raise TypeError(f"{what}: give a number, Count, Cases or Exact")
+    try:
+        return float(plain)
+    except OverflowError:
+        raise TypeError(f"{what} that no float can hold: give its logarithm") from None
 
 
 def to_json(measure: Measure) -> Any:

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,8 +63,16 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Ask the kernel (Linux) to make this process the parent of all orphans below it, whatever session they are in."""
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
 def serve(folder: Path, channel: socket.socket, mode: str) -> None:
     """Run jobs until the channel closes."""
+    adopt_orphans()
     if mode == "fork":
         try:
             load_study(folder)
@@ -74,6 +83,7 @@ def serve(folder: Path, channel: socket.socket, mode: str) -> None:
         # What is loaded by now is shared by all jobs: the collector must not touch, and so copy, its pages.
         gc.collect()
         gc.freeze()
+    own = set(children(os.getpid()))  # what the study's imports have started
     _send(channel, {"ready": True})
     running: dict[int, _Running] = {}
     text = b""
@@ -91,15 +101,19 @@ def serve(folder: Path, channel: socket.socket, mode: str) -> None:
         for pipe in readable:
             if pipe in running and not _read(running[pipe], channel):
                 _finish(running.pop(pipe), channel)
+                _end_orphans(own, running.values())
         for pipe, r in list(running.items()):
             # Something that the job started may hold its pipe open after its end.
             if hasattr(os, "waitid") and os.waitid(os.P_PID, r.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 while select.select([pipe], [], [], 0)[0] and _read(r, channel):
                     pass
                 _finish(running.pop(pipe), channel)
+                _end_orphans(own, running.values())
         _limit(running.values())
     for r in running.values():
         _kill(r.pid)
+        os.waitpid(r.pid, 0)
+    _end_orphans(own, ())
 
 
 def _start(message: dict[str, Any], channel: socket.socket, mode: str) -> _Running:
@@ -132,6 +146,7 @@ def _child(job: Job, message: dict[str, Any], write: int, parent: int) -> NoRetu
         if os.getpgid(0) != os.getpid():
             os.setsid()
         die_with_parent(parent)
+        adopt_orphans()
 
         def emit(said: dict[str, Any]) -> None:
             # One whole line a write: a line that is cut short by a kill is no message.
@@ -170,12 +185,28 @@ def _finish(r: _Running, channel: socket.socket) -> None:
     elif r.killed is not None:
         said = r.killed
     elif code < 0:
-        name = signal.Signals(-code).name
+        name = _signal_name(-code)
         hint = ": the system may have run out of memory" if name == "SIGKILL" else ""
         said = {"ended": "killed", "why": f"its process was killed by {name}{hint}"}
     else:
         said = {"ended": "killed", "why": f"its process ended by itself with status {code} before it returned"}
     _send(channel, {"key": r.job.key, "elapsed": time.monotonic() - r.started, **said})
+
+
+def _end_orphans(own: set[int], running: Iterable[_Running]) -> None:
+    """End what jobs that are over have left behind in sessions of their own: it is this process's child by now."""
+    known = own | {r.pid for r in running}
+    while left := [pid for pid in children(os.getpid()) if pid not in known]:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal, which has no name of its own
 
 
 def _limit(running: Any) -> None:
@@ -206,11 +237,21 @@ def resident(pid: int) -> int:
         one = todo.pop()
         try:
             total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * _PAGE
-            for task in os.listdir(f"/proc/{one}/task"):
-                todo += [int(child) for child in Path(f"/proc/{one}/task/{task}/children").read_text().split()]
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended between two looks
+        todo += children(one)
     return total
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process is the parent of, ended ones included (Linux; elsewhere none are told)."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it, or one of its threads, ended between two looks
+    return found
 
 
 def _kill(pid: int) -> None:

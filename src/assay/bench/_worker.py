@@ -31,6 +31,7 @@ from assay.bench._study import Cell, Prepared, Skipped, Trial, Value
 
 Emit = Callable[[dict[str, Any]], None]
 _RESULT = "result.json"
+_LONGEST = 2000  # characters of an error's sentence
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -259,6 +260,7 @@ def _run(job: Job, emit: Emit) -> Row:
         shutil.rmtree(left, ignore_errors=True)
     folder = final.with_name(f"{job.key}.part-{os.getpid()}")
     folder.mkdir()
+    place, variables = os.getcwd(), dict(os.environ)
     log = os.open(log_path(job.key), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -293,8 +295,13 @@ def _run(job: Job, emit: Emit) -> Row:
     if seconds is None:
         seconds = time.perf_counter() - start
     peak = _peak() - before
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
+    # The home is found by the environment and the current folder, both of which a study may have changed.
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(place)
+    if status == "done" and not folder.is_dir():
+        status, why, cells, result = "failed", f"{job.name} removed its own folder, {folder}: leave it there", (), {}
     if status == "done":
         shutil.rmtree(final, ignore_errors=True)
         if job.kind == "prepare" or any(folder.iterdir()):
@@ -364,14 +371,32 @@ def seed_all(seed: int | None) -> None:
 def _classified(error: BaseException) -> tuple[str, str]:
     """A failure's status and sentence."""
     if isinstance(error, Skipped):
-        return "skipped", str(error) or "the study left it out"
+        return "skipped", _said(error) or "the study left it out"
     data = sys.modules.get("assay.data._errors") or sys.modules.get("assay.data")
     missing = getattr(data, "MissingData", None)
     if missing is not None and isinstance(error, missing):
-        return "skipped", str(error)
-    sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return "skipped", _said(error)
+    said = _said(error)
+    sentence = f"{type(error).__name__}: {said}" if said else type(error).__name__
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return ("memory" if out_of_memory else "failed"), sentence
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, on one line that every store and terminal takes."""
+    try:
+        text = str(error)
+    except Exception as fault:  # noqa: BLE001 -- an error whose own text raises is still an error of the study
+        text = f"its text cannot be had ({type(fault).__name__})"
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+
+
+def _flush() -> None:
+    """Write out what was printed; a study may have closed either stream."""
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
 
 
 def _traceback(error: BaseException) -> str:
@@ -379,7 +404,7 @@ def _traceback(error: BaseException) -> str:
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    text = "".join(traceback.format_exception(type(error), error, frames)).encode("utf-8", "backslashreplace").decode()
     return text if len(text) < 20_000 else text[:10_000] + "\n...\n" + text[-10_000:]
 
 
