@@ -222,6 +222,24 @@ def test_dead_rows_do_not_move_while_the_basis_has_not_seen_them():
         assert stepped(optimizer, p, G)[3].abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("switch", ["complement", "gaussian-mix"])
+def test_columns_that_lie_in_the_basis_are_not_blown_up(switch):
+    # The gradient of eight tokens has rank eight: what a basis of twelve leading directions leaves is rounding alone.
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.zeros(64, 96))
+    optimizer = Alice([p], lr=1.0, alpha=1.0, rank=16, leading=12, interval=10, switch=switch)
+    for _ in range(6):
+        tokens, errors = torch.randn(8, 96, generator=generator), torch.randn(64, 8, generator=generator)
+        assert stepped(optimizer, p, 1e-3 * errors @ tokens).square().mean().sqrt() < 2
+
+    # One token may also dominate a single column, as the first one does in trained language models.
+    q = torch.nn.Parameter(torch.zeros(64, 96))
+    G = 1e-3 * torch.randn(64, 96, generator=generator)
+    G[:, 3] = 100 * torch.randn(64, generator=generator)
+    columns = stepped(Alice([q], lr=1.0, alpha=1.0, rank=16, leading=5, switch=switch), q, G).square().mean(0).sqrt()
+    assert columns[3] < 3 * columns.median()
+
+
 def test_the_compensation_reaches_every_entry_outside_the_basis():
     # A scale on a diagonal alone would leave all but 12 of 240 entries as they are without compensation.
     p, q = (torch.nn.Parameter(torch.zeros(12, 20)) for _ in range(2))

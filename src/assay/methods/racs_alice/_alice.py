@@ -219,10 +219,10 @@ class Alice(MatrixOptimizer):
         inside = torch.mv(squares.mT, squares.new_ones(r))
         total = self._column_energy(G)
         orthonormal = group["switch"] not in ("gaussian", "gaussian-mix")
-        if orthonormal:
-            residual = (total - inside).clamp_min_(0)
-        else:
-            residual = self._column_energy(torch.addmm(G, U, sigma, alpha=-1))
+        residual = total - inside if orthonormal else self._column_energy(torch.addmm(G, U, sigma, alpha=-1))
+        # A column that lies in the basis (few tokens, or one that dominates it) leaves only rounding: below this share of
+        # its energy the difference means nothing, and a scale made of it would be anything up to 1e15.
+        residual = torch.maximum(residual, total * (8 * torch.finfo(G.dtype).eps))
         alive = total.amax() != 0
         # After an all-zero gradient the moments decay and W stays: dividing by infinity gives that without a branch.
         root = torch.sqrt(V, out=squares).add_(torch.where(alive, group["eps"], torch.inf))
