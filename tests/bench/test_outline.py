@@ -97,7 +97,7 @@ def test_reading_runs_nothing(tmp_path):
             ('quick={"corpus"', 'quick={"corpsu"'),
             "quick= names 'corpsu', which it does not have; did you mean 'corpus'?",
         ),
-        (('"steps": 5}', '"seeds": 0}'), "seeds=0: give a whole number, 1 or more"),
+        (('"steps": 5}', '"seeds": 0}'), "seeds=0: give a whole number from 1 to 1000"),
         (('measures=("loss",) + ("rank",)', 'measures="loss"'), "measures= of 'race' must be a tuple of names"),
         (('settings={"delta": RATES', 'settings={"arm": RATES'), "has a meaning of its own: rename it"),
         (("def race(trial):", "def race(trial)"), "is not Python"),
@@ -167,3 +167,72 @@ def test_several_values_come_back_from_their_text(xs):
 def test_a_value_of_another_kind_is_refused(value, default):
     with pytest.raises(InputError, match="x is"):
         parse_setting("x", value, default)
+
+
+@pytest.mark.parametrize(
+    "source, sentence",
+    [
+        (b"x = '\xe9'", "is not UTF-8 text"),
+        (b"x = '\0'", "is not Python"),
+        (b"def f(:", "line 1, is not Python"),
+    ],
+)
+def test_a_file_that_is_no_source_is_named(tmp_path, source, sentence):
+    folder = write(tmp_path, "")
+    (folder / "study.py").write_bytes(source)
+    with pytest.raises(InputError, match=sentence):
+        read_outline(folder)
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    folder = write(tmp_path, "")
+    (folder / "study.py").write_text(STUDY, encoding="utf-8-sig")
+    assert list(read_outline(folder).experiments) == ["race"]
+
+
+@pytest.mark.parametrize(
+    "argument, sentence",
+    [
+        ("threads='2'", "threads='2': give a whole number, 1 or more"),
+        ("threads=0", "threads=0: give a whole number"),
+        ("minutes='x'", "minutes='x': give a number above 0"),
+        ("minutes=0", "minutes=0: give a number above 0"),
+        ("memory_gib=-1", "memory_gib=-1: give a number above 0"),
+        ("alone='no'", "alone='no': give True or False"),
+        ("seeds=True", "seeds=True: give a whole number"),
+        ("seeds=10**6", "seeds=1000000: give a whole number from 1 to 1000"),
+        ("quick={'seeds': 10**6}", "seeds=1000000: give a whole number from 1 to 1000"),
+        ("quick={'arms': 5}", "arms=5: give a tuple of its arms"),
+        ("quick={'arms': ()}", r"arms=\(\): give a tuple of its arms"),
+        ("quick={'delta': ()}", r"'delta' must be a number.* got \(\)"),
+        ("quick={'delta': {}}", "'delta' must be a number"),
+        ("quick={'delta': (1, 1)}", "'delta' has a value twice"),
+        ("quick={'delta': 1e999}", "'delta' is not finite"),
+        ("curves=(*3,)", "'3' cannot be read without running it"),
+        ("quick={**3}", "'3' cannot be read without running it"),
+        ("quick={1: 2}", "'1' cannot be read without running it"),
+        ("seeds=-'x'", "cannot be read without running it"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_one_sentence(tmp_path, argument, sentence):
+    study = f"""
+    from assay.bench import experiment
+
+    @experiment(arms=("good",), measures=("loss",), settings={{"delta": (1.0, 2.0)}}, {argument})
+    def race(trial):
+        pass
+    """
+    with pytest.raises(InputError, match=sentence):
+        read_outline(write(tmp_path, study))
+
+
+def test_a_value_that_is_given_twice_or_not_at_all_is_refused(tmp_path):
+    race = read_outline(write(tmp_path, STUDY)).experiments["race"]
+    with pytest.raises(InputError, match="steps has the value 5 twice"):
+        race.at_scale("full", overrides={"steps": "5,5"})
+    with pytest.raises(InputError, match="corpus has the value a twice"):
+        race.at_scale("full", inputs={"corpus": "a,a"})
+    with pytest.raises(InputError, match="corpus has an empty value"):
+        race.at_scale("full", inputs={"corpus": "a,"})
+    with pytest.raises(InputError, match="delta is a number .* got 'nan'"):
+        race.at_scale("full", overrides={"delta": "nan"})

@@ -144,3 +144,8 @@ def test_unknown_names_give_the_nearest(study, given, sentence):
     with pytest.raises(InputError) as error:
         plan(study, **given)
     assert sentence in str(error.value)
+
+
+def test_more_seeds_than_anybody_lists_are_refused(study):
+    with pytest.raises(InputError, match="at most 1000 seeds, got 1000000"):
+        plan(study, seeds=10**6)

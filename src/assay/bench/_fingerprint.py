@@ -70,7 +70,7 @@ def _parsed(path: Path) -> ast.Module:
 
 @lru_cache(maxsize=1024)
 def _parse(path: Path, mtime: int, size: int) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return ast.parse(path.read_text(encoding="utf-8-sig"), filename=str(path))
 
 
 def _source_digest(path: Path) -> str:

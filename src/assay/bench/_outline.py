@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,9 @@ from typing import Any
 
 from assay._errors import InputError
 from assay.bench._study import SCALES, Value
+
+
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class ExperimentOutline:
         for name, value in (overrides or {}).items():
             if name in settings:
                 new = parse_setting(name, value, settings[name])
+                _once(name, new)
                 if new != settings[name]:
                     settings[name] = new
                     overridden.append(f"{name}={_shown(new)}")
@@ -150,6 +155,9 @@ class ExperimentOutline:
         for name, value in (inputs or {}).items():
             if name in given:
                 names = tuple(str(v) for v in (value.split(",") if isinstance(value, str) else value))
+                if not all(names):
+                    raise InputError(f"{name} has an empty value: give a name or a path, several with commas")
+                _once(name, names)
                 given[name] = names if len(names) > 1 else names[0]
                 overridden.append(f"{name}={_shown(given[name])}")
                 replaced.append(name)
@@ -224,13 +232,17 @@ def read_outline(folder: Path) -> StudyOutline:
     """
     path = Path(folder) / "study.py"
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path} is missing: a method's experiments stand in its study.py") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}): save it as UTF-8") from None
     try:
         tree = ast.parse(source, filename=str(path))
     except SyntaxError as error:
         raise InputError(f"{path}, line {error.lineno}, is not Python: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{path} is not Python: {error}") from None
     reader = _Reader(path, tree)
     experiments: dict[str, ExperimentOutline] = {}
     prepares: dict[str, PrepareOutline] = {}
@@ -360,7 +372,10 @@ class _Reader:
             items: list[Any] = []
             for item in node.elts:
                 if isinstance(item, ast.Starred):
-                    items.extend(self.value(item.value, seen))
+                    several = self.value(item.value, seen)
+                    if not isinstance(several, tuple):
+                        raise self._unreadable(item.value)
+                    items.extend(several)
                 else:
                     items.append(self.value(item, seen))
             return tuple(items)
@@ -368,12 +383,21 @@ class _Reader:
             found: dict[Any, Any] = {}
             for key, value in zip(node.keys, node.values):
                 if key is None:
-                    found.update(self.value(value, seen))
+                    extra = self.value(value, seen)
+                    if not isinstance(extra, dict):
+                        raise self._unreadable(value)
+                    found.update(extra)
                 else:
-                    found[self.value(key, seen)] = self.value(value, seen)
+                    name = self.value(key, seen)
+                    if not isinstance(name, str):
+                        raise self._unreadable(key)
+                    found[name] = self.value(value, seen)
             return found
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -self.value(node.operand, seen)
+            value = self.value(node.operand, seen)
+            if not isinstance(value, int | float):
+                raise self._unreadable(node)
+            return -value
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             try:
                 return _BINARY[type(node.op)](self.value(node.left, seen), self.value(node.right, seen))
@@ -412,6 +436,11 @@ def _shown(value: Any) -> str:
     return ",".join(str(v) for v in value) if isinstance(value, tuple) else str(value)
 
 
+def _once(name: str, value: Any) -> None:
+    if isinstance(value, tuple) and (twice := [v for v in value if value.count(v) > 1]):
+        raise InputError(f"{name} has the value {twice[0]} twice: name each once")
+
+
 def parse_setting(name: str, value: Any, default: Any) -> Any:
     """A setting's new value, of the kind that its default has; a text with commas is several.
 
@@ -433,9 +462,9 @@ def parse_setting(name: str, value: Any, default: Any) -> Any:
     if isinstance(like, int | float):
         try:
             number = float(value)
-            if isinstance(like, float):
+            if isinstance(like, float) and math.isfinite(number):
                 return number
-            if number == int(number):
+            if isinstance(like, int) and number == int(number):
                 return int(number)
         except (TypeError, ValueError, OverflowError):
             pass
@@ -460,6 +489,8 @@ def _check(study: StudyOutline) -> None:
                         f"{path}: {prepare.name!r} needs {need!r}, which depends on {name!r}: add it to per= of {prepare.name!r}"
                     )
         _needs_in_order(study, prepare.name, ())
+        _check_limits(prepare, f"{path}: prepare {prepare.name!r}")
+        _check_values(prepare.settings, f"{path}: prepare {prepare.name!r}", ())
     for e in study.experiments.values():
         where = f"{path}: experiment {e.name!r}"
         known = {*e.settings, *e.inputs}
@@ -469,14 +500,8 @@ def _check(study: StudyOutline) -> None:
             raise InputError(
                 f"{where} has a setting or input named {min(reserved)!r}, which has a meaning of its own: rename it"
             )
-        for name, value in [*e.settings.items(), *e.inputs.items()]:
-            values = value if isinstance(value, tuple) else (value,)
-            text_only = name in e.inputs
-            if not values or any(not isinstance(v, str if text_only else str | int | float | bool) for v in values):
-                what = "the name of an asset" if text_only else "a number, a text or true/false"
-                raise InputError(f"{where}: {name!r} must be {what}, or a tuple of them, got {value!r}")
-            if len(set(values)) != len(values):
-                raise InputError(f"{where}: {name!r} has a value twice: {_shown(value)}")
+        _check_limits(e, where)
+        _check_values({**e.settings, **e.inputs}, where, e.inputs)
         for arm, axes in e.ignores.items():
             if arm not in e.arms:
                 raise InputError(
@@ -520,20 +545,54 @@ def _check(study: StudyOutline) -> None:
                 continue
             for key, value in change.items():
                 if key == "arms":
+                    if not isinstance(value, tuple) or not value or len(set(value)) != len(value):
+                        raise InputError(f"{where}: {scale}= has arms={value!r}: give a tuple of its arms, each once")
                     unknown = [a for a in value if a not in e.arms]
                     if unknown:
                         raise InputError(
                             f"{where}: {scale}= names the arm {unknown[0]!r}, which it does not have{nearest(unknown[0], e.arms)}"
                         )
                 elif key == "seeds":
-                    if not isinstance(value, int) or value < 1:
-                        raise InputError(f"{where}: {scale}= has seeds={value!r}: give a whole number, 1 or more")
+                    check_seeds(value, f"{where}: {scale}=")
                 elif key not in known:
                     raise InputError(
                         f"{where}: {scale}= names {key!r}, which it does not have{nearest(key, ['arms', 'seeds', *known])}"
                     )
-        if not isinstance(e.seeds, int) or e.seeds < 1:
-            raise InputError(f"{where} has seeds={e.seeds!r}: give a whole number, 1 or more")
+                else:
+                    _check_values({key: value}, f"{where}: {scale}=", e.inputs)
+        check_seeds(e.seeds, where)
+
+
+def check_seeds(seeds: Any, where: str) -> None:
+    """Refuse a number of seeds that is none, or so large that its trials cannot even be listed."""
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MOST_SEEDS:
+        raise InputError(f"{where} has seeds={seeds!r}: give a whole number from 1 to {MOST_SEEDS}")
+
+
+def _check_limits(job: ExperimentOutline | PrepareOutline, where: str) -> None:
+    """The numbers that a process is run under."""
+    if not isinstance(job.threads, int) or isinstance(job.threads, bool) or job.threads < 1:
+        raise InputError(f"{where} has threads={job.threads!r}: give a whole number, 1 or more")
+    for key in ("minutes", "memory_gib"):
+        limit = getattr(job, key)
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0:
+            raise InputError(f"{where} has {key}={limit!r}: give a number above 0")
+    if not isinstance(job.alone, bool):
+        raise InputError(f"{where} has alone={job.alone!r}: give True or False")
+
+
+def _check_values(given: Mapping[str, Any], where: str, inputs: Iterable[str]) -> None:
+    """What settings and inputs are set to: one value, or several different ones."""
+    for name, value in given.items():
+        values = value if isinstance(value, tuple) else (value,)
+        text_only = name in inputs
+        if not values or any(not isinstance(v, str if text_only else str | int | float | bool) for v in values):
+            what = "the name of an asset" if text_only else "a number, a text or true/false"
+            raise InputError(f"{where}: {name!r} must be {what}, or a tuple of them, got {value!r}")
+        if any(isinstance(v, float) and not math.isfinite(v) for v in values):
+            raise InputError(f"{where}: {name!r} is not finite: {_shown(value)}")
+        if len(set(values)) != len(values):
+            raise InputError(f"{where}: {name!r} has a value twice: {_shown(value)}")
 
 
 def _needs_in_order(study: StudyOutline, name: str, above: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from assay._errors import InputError
 from assay.bench._fingerprint import fingerprints
-from assay.bench._outline import PrepareOutline, ScaledExperiment, StudyOutline, nearest, parse_setting
+from assay.bench._outline import MOST_SEEDS, PrepareOutline, ScaledExperiment, StudyOutline, nearest, parse_setting
 from assay.bench._study import Value
 
 
@@ -154,6 +154,8 @@ def make_plan(
     """
     if seeds is not None and seeds < 1:
         raise InputError(f"a check needs at least one seed, got {seeds}: leave --seeds out for the study's own number")
+    if seeds is not None and seeds > MOST_SEEDS:
+        raise InputError(f"a check has at most {MOST_SEEDS} seeds, got {seeds}: fewer say as much")
     for name in only:
         if name not in study.experiments:
             known = ", ".join(study.experiments) or "none"
@@ -397,7 +399,7 @@ def _absolute(value: Any) -> tuple[str, ...]:
 
 
 def _is_path(value: str) -> bool:
-    return value.startswith(("~", ".", os.sep)) or Path(value).exists()
+    return value.startswith(("~", ".", os.sep)) or (value != "" and Path(value).exists())
 
 
 def _list(names: Iterable[str]) -> str:
