@@ -223,3 +223,22 @@ def test_reading_cards_imports_no_numpy():
     code = "import sys; from assay.bench._card import all_cards; all_cards(); print([m for m in ('numpy', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    (tmp_path / "vattention").mkdir()
+    (tmp_path / "vattention" / "card.toml").write_text(HEAD + CANNOT, encoding="utf-8-sig")
+    assert load_card(tmp_path / "vattention").name == "vattention"
+
+
+def test_an_error_shows_no_more_of_a_value_than_a_line_or_three(write):
+    with pytest.raises(CardError) as raised:
+        load_card(write((HEAD + CANNOT).replace('["lm"]', f'"{"x" * 100_000}"')))
+    assert len(str(raised.value)) < 600
+    assert "..., expected a list of text" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ['"vAttention"', '"lm"'])
+def test_what_would_steer_a_terminal_is_refused(write, text):
+    with pytest.raises(CardError, match=r"is .*\\x1b.*, expected "):
+        load_card(write((HEAD + CANNOT).replace(text, text[:-1] + '\\u001b[2J"')))

@@ -170,7 +170,7 @@ def test_a_value_of_another_kind_is_refused(value, default):
 
 
 @pytest.mark.parametrize(
-    "source, sentence",
+    ("source", "sentence"),
     [
         (b"x = '\xe9'", "is not UTF-8 text"),
         (b"x = '\0'", "is not Python"),
@@ -191,7 +191,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argument, sentence",
+    ("argument", "sentence"),
     [
         ("threads='2'", "threads='2': give a whole number, 1 or more"),
         ("threads=0", "threads=0: give a whole number"),
@@ -234,5 +234,5 @@ def test_a_value_that_is_given_twice_or_not_at_all_is_refused(tmp_path):
         race.at_scale("full", inputs={"corpus": "a,a"})
     with pytest.raises(InputError, match="corpus has an empty value"):
         race.at_scale("full", inputs={"corpus": "a,"})
-    with pytest.raises(InputError, match="delta is a number .* got 'nan'"):
+    with pytest.raises(InputError, match=r"delta is a number .* got 'nan'"):
         race.at_scale("full", overrides={"delta": "nan"})

@@ -200,3 +200,15 @@ def test_a_store_that_may_not_be_written_is_told(tmp_path, there):
     assert said.stdout.strip() == (
         f"the store {path} cannot be written: make it writable, or set ASSAY_HOME to a folder that you may write"
     )
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("payload", b"\0"), ("payload", pack([])), ("job", "{"), ("machine", b"\xff")]
+)
+def test_a_row_that_cannot_be_read_is_a_damaged_store(tmp_path, monkeypatch, column, value):
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
+    with Store() as store:
+        store.write(row())
+        store._db.execute(f"UPDATE rows SET {column} = ?", (value,))
+        with pytest.raises(StoreError, match=r"assay.sqlite is damaged \(its row k cannot be read\): move it away"):
+            store.get("k")

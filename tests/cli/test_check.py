@@ -190,3 +190,20 @@ def test_the_store_as_a_table(measured, tmp_path):
         rows = list(csv.DictReader(file))
     assert {row["method"] for row in rows} == {"tiny-mean"}
     assert {"compare", "on_table"} <= set(rows[0].values()) | {value for row in rows for value in row.values()}
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[3]", '[{"method": "tiny-mean"}]', "\xff"])
+def test_damaged_terms_of_own_checks_are_named(measured, text):
+    terms = measured.assay.home / "checks.json"
+    terms.write_bytes(text.encode("latin-1"))
+    said = measured.assay("report")
+    terms.unlink()
+    assert said.status == 2
+    assert "checks.json is damaged: remove it" in said.err
+
+
+def test_a_report_goes_to_a_pipe_and_not_to_a_folder(measured, tmp_path):
+    said = measured.assay("report", "--out", tmp_path)
+    assert said.status == 2
+    assert said.err == f"assay: {tmp_path} is a folder: name a file in it\n"
+    assert measured.assay("export", "csv", "/dev/stdout").out.startswith("method,experiment,")

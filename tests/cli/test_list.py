@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 
 def test_list_names_every_method_with_its_field_and_claims(assay):
     said = assay("list")
@@ -69,3 +71,12 @@ def test_cite_gives_bibtex(assay):
     said = assay("cite", "tiny-mean", "tiny-mean")
     assert said.out.count("@inproceedings{mean,") == 2
     assert said.out.count("{") == said.out.count("}")
+
+
+@pytest.mark.parametrize("text", ["def f(:", "__all__ = 3", "__all__ = names()", "x = '\\0'"])
+def test_a_method_whose_init_cannot_be_read_is_named(assay, text):
+    (assay.methods / "tiny_mean" / "__init__.py").write_bytes(text.replace("\\0", "\0").encode())
+    said = assay("show", "tiny-mean")
+    assert said.status == 2
+    assert "__init__.py cannot be read" in said.err
+    assert "Traceback" not in said.err

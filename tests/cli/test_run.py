@@ -91,3 +91,19 @@ def test_a_method_without_a_command(assay, tmp_path, tiny):
     said = assay("run", "tiny-mean", ASSAY_METHODS=str(folder))
     assert said.status == 2
     assert said.err.startswith("assay: tiny-mean has no command of its own")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("def mean(:\n", "command.py, line 1, is not Python"),
+        ("mean = 1\n", "has no verbs: name its functions in __all__"),
+        ("__all__ = ['mean']\n", "has no verbs: name its functions in __all__"),
+    ],
+)
+def test_a_broken_command_is_named(assay, command, sentence):
+    (assay.methods / "tiny_mean" / "command.py").write_text(command)
+    said = assay("run", "tiny-mean", "--help")
+    assert said.status == 2
+    assert sentence in said.err
+    assert "Traceback" not in said.err

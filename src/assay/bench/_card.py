@@ -104,7 +104,7 @@ def load_card(folder_or_file: Path) -> Card:
     if path.is_dir():
         path = path / "card.toml"
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise CardError(f"there is no card at {path}, expected a method's folder or its card.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -184,7 +184,7 @@ def _takes(reader: _Reader) -> Takes:
     reader.only("kind", "command")
     takes = Takes(reader.text("kind"), reader.text("command"))
     if not takes.command.startswith("assay ") or "{path}" not in takes.command:
-        raise reader.error("command", f"is {takes.command!r}, expected a command as 'assay run name --text {{path}}'")
+        raise reader.got("command", "a command as 'assay run name --text {path}'")
     return takes
 
 
@@ -204,7 +204,7 @@ def _claim(reader: _Reader) -> Claim:
     )
     testable = reader.text("testable")
     if testable not in ("full", "scaled", "no"):
-        raise reader.error("testable", f'is {testable!r}, expected "full", "scaled" or "no"')
+        raise reader.got("testable", '"full", "scaled" or "no"')
     claim = Claim(
         id=reader.slug("id"),
         says=reader.text("says"),
@@ -248,6 +248,11 @@ class _Reader:
     def error(self, key: str, sentence: str) -> CardError:
         return CardError(f"{self.path}: {self.at}{key} {sentence}")
 
+    def got(self, key: str, expected: str) -> CardError:
+        """The error of a value that is of the wrong kind."""
+        shown = repr(self._table[key])
+        return self.error(key, f"is {shown if len(shown) < 200 else shown[:200] + ' ...'}, expected {expected}")
+
     def only(self, *keys: str) -> None:
         for key in self._table:
             if key not in keys:
@@ -260,13 +265,15 @@ class _Reader:
                 raise self.error(key, "is missing, expected text")
             return None
         if not isinstance(value, str) or not value.strip():
-            raise self.error(key, f"is {value!r}, expected text")
+            raise self.got(key, "text")
+        if not _is_shown(value):
+            raise self.got(key, "text without control characters")
         return value.strip() if lines else " ".join(value.split())
 
     def slug(self, key: str) -> str:
         value = self.text(key)
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", value):
-            raise self.error(key, f"is {value!r}, expected small letters and digits joined by dashes")
+            raise self.got(key, "small letters and digits joined by dashes")
         return cast(str, value)
 
     def texts(self, key: str, *, needed: bool = True) -> tuple[str, ...]:
@@ -275,26 +282,28 @@ class _Reader:
             if needed:
                 raise self.error(key, "is missing, expected a list of text")
             return ()
-        if not isinstance(value, list) or not all(isinstance(v, str) and v.strip() for v in value):
-            raise self.error(key, f"is {value!r}, expected a list of text")
+        if not isinstance(value, list) or not all(isinstance(v, str) and v.strip() and _is_shown(v) for v in value):
+            raise self.got(key, "a list of text")
         return tuple(value)
 
     def whole(self, key: str) -> int | None:
         value = self._table.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise self.error(key, f"is {value!r}, expected a whole number of at least 1")
+            raise self.got(key, "a whole number of at least 1")
         return value
 
     def table(self, key: str) -> _Reader:
         value = self._table.get(key)
+        if value is None:
+            raise self.error(key, f"is missing, expected a table [{key}]")
         if not isinstance(value, dict):
-            raise self.error(key, f"is {'missing' if value is None else repr(value)}, expected a table [{key}]")
+            raise self.got(key, f"a table [{key}]")
         return _Reader(self.path, f"{self.at}{key}.", value)
 
     def tables(self, key: str) -> list[_Reader]:
         value = self._table.get(key, [])
         if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
-            raise self.error(key, f"is {value!r}, expected tables [[{key}]]")
+            raise self.got(key, f"tables [[{key}]]")
         return [_Reader(self.path, f"{self.at}{key}[{i}]{_name(v)}.", v) for i, v in enumerate(value)]
 
     def parsed(self, key: str, parse: Any) -> tuple[str, ...]:
@@ -304,7 +313,7 @@ class _Reader:
             return ()
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-            raise self.error(key, f"is {value!r}, expected text or a list of text")
+            raise self.got(key, "text or a list of text")
         for text in texts:
             try:
                 parse(text)
@@ -316,3 +325,8 @@ class _Reader:
 def _name(table: Mapping[str, Any]) -> str:
     """A claim is found faster by its id than by its number."""
     return f" ({table['id']})" if isinstance(table.get("id"), str) else ""
+
+
+def _is_shown(text: str) -> bool:
+    """Whether a terminal shows a text, and does nothing else with it."""
+    return all(c.isprintable() or c.isspace() for c in text)

@@ -7,13 +7,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from assay._errors import InputError
 from assay._extras import extras
+from assay.bench._files import whole_file
 from assay.bench._measures import Cases, Count, Exact, Measure
 from assay.bench._store import CellResult, Row, Store
 
@@ -64,7 +64,7 @@ def export(format: str, path: str | Path, *, store: Store | None = None, method:
         if format == "mlflow":
             return _to_mlflow(every, str(path))
         write = _to_csv if format == "csv" else _to_parquet
-        with _beside(Path(path)) as file:
+        with whole_file(Path(path)) as file:
             write(tidy(every), file)
         return str(path)
     finally:
@@ -140,18 +140,6 @@ def _chain(first: Row, rest: Iterator[Row]) -> Iterator[Row]:
     yield from rest
 
 
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` that takes its name when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield beside
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def _to_csv(entries: Iterator[dict[str, Any]], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS)
@@ -208,9 +196,12 @@ def _to_mlflow(rows: Iterable[Row], place: str) -> str:
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
+        faults: tuple[type[Exception], ...] = (MlflowException,)
         if uri.startswith("sqlite:"):  # MLflow's SQLite store needs both, and asks for neither
             import alembic  # noqa: F401
-            import sqlalchemy  # noqa: F401
+            import sqlalchemy.exc
+
+            faults += (sqlalchemy.exc.SQLAlchemyError,)
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -225,7 +216,7 @@ def _to_mlflow(rows: Iterable[Row], place: str) -> str:
                 identity = f"{row.key}/{cell.arm}/{_json(dict(cell.at))}/{row.status}"
                 if identity not in there:
                     _run(client, experiment, row, cell, identity)
-    except MlflowException as error:
+    except faults as error:
         raise InputError(f"MLflow's store {uri} cannot be used ({str(error).splitlines()[0]}): name another") from error
     return uri
 

@@ -18,7 +18,6 @@ from typing import Any
 from assay._errors import InputError
 from assay.bench._study import SCALES, Value
 
-
 MOST_SEEDS = 1000
 
 

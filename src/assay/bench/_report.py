@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
 import re
 import shlex
 import statistics
@@ -21,6 +20,7 @@ from markupsafe import Markup
 
 import assay
 from assay.bench._figures import duration, exact, figure, many, number, places, size, with_interval
+from assay.bench._files import whole_file
 from assay.bench._plots import MARKS, curve_plot, forest_row, seed_strip, side
 from assay.bench._results import VERDICTS
 
@@ -112,13 +112,8 @@ def write_report(
         The time on the page; default: now.
     """
     text = render(results, extra=extra, now=now)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write_text(text, encoding="utf-8")
     return path
 
 

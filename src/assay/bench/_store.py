@@ -238,10 +238,16 @@ def _to_sql(row: Row) -> tuple[Any, ...]:
 
 def _from_sql(values: tuple[Any, ...]) -> Row:
     found = dict(zip(_COLUMNS, values))
-    payload = unpack(found.pop("payload"))
-    for name in ("job", "versions", "machine"):
-        found[name] = json.loads(found[name])
-    return Row(cells=tuple(cell_from_json(c) for c in payload["cells"]), result=payload["result"], **found)
+    try:
+        payload = unpack(found.pop("payload"))
+        for name in ("job", "versions", "machine"):
+            found[name] = json.loads(found[name])
+        return Row(cells=tuple(cell_from_json(c) for c in payload["cells"]), result=payload["result"], **found)
+    except (zlib.error, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise StoreError(
+            f"the store {store_path()} is damaged (its row {found['key']} cannot be read): "
+            "move it away and check again, or restore it from a copy"
+        ) from error
 
 
 def row_to_json(row: Row) -> list[Any]:

@@ -143,9 +143,15 @@ def _about(what: str, text: str) -> None:
 
 def _use(folder: Path) -> dict[str, Any]:
     """A method's module, public names and docstring, read from its ``__init__.py`` without importing it."""
-    tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+    path = folder / "__init__.py"
     names: list[str] = []
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
-            names = list(ast.literal_eval(node.value))
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and any(
+                isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
+            ):
+                names = [str(name) for name in ast.literal_eval(node.value)]
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): write Python whose __all__ is a list of names") from error
     return {"module": f"assay.methods.{folder.name}", "names": names, "doc": ast.get_docstring(tree) or ""}

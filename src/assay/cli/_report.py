@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay._errors import InputError
+from assay.bench._files import whole_file
 from assay.bench._home import artifacts_folder, home, report_path
 from assay.bench._methods import method_folders
 from assay.bench._study import SCALES
@@ -76,15 +76,24 @@ def remember(method: str, **how: Any) -> None:
     terms = {"method": method, **how, "inputs": inputs, "only": list(how["only"])}
     kept = [other for other in _remembered() if other != terms] + [terms]
     path = home() / "checks.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    with whole_file(path) as file:
+        file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _remembered() -> list[dict[str, Any]]:
     path = home() / "checks.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        kept = None
+    keys = {"method", "scale", "seeds", "only", "set", "inputs"}
+    if not isinstance(kept, list) or not all(isinstance(how, dict) and how.keys() == keys for how in kept):
+        raise InputError(
+            f"{path} is damaged: remove it; it holds only which checks had settings or inputs of your own, for the report"
+        )
+    return kept
 
 
 def _absolute(name: str) -> str:

@@ -55,7 +55,10 @@ def commands(folder: Path) -> dict[str, Callable[..., Any]]:
     if not (folder / "command.py").is_file():
         raise InputError(f"{folder.name.replace('_', '-')} has no command of its own: use it in code, see `assay show`")
     module = _load(folder / "command.py", f"assay.methods.{folder.name}.command")
-    return {name.replace("_", "-"): getattr(module, name) for name in module.__all__}
+    verbs = [str(name) for name in getattr(module, "__all__", ())]
+    if not verbs or not all(callable(getattr(module, name, None)) for name in verbs):
+        raise InputError(f"{folder / 'command.py'} has no verbs: name its functions in __all__")
+    return {name.replace("_", "-"): getattr(module, name) for name in verbs}
 
 
 def _load(path: Path, name: str) -> ModuleType:
@@ -69,8 +72,10 @@ def _load(path: Path, name: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, SyntaxError):
+            raise InputError(f"{path}, line {error.lineno}, is not Python: {error.msg}") from error
         raise
     return module
 
