@@ -1,5 +1,6 @@
 """Start-up, errors, exit status, pipes: what holds for every command."""
 
+import json
 import os
 import resource
 import signal
@@ -163,3 +164,13 @@ def test_ctrl_c_in_a_check_keeps_what_is_finished(assay):
     trials = json.loads(again.out)["trials"]
     assert trials["reused"] == kept
     assert trials["done"] + kept == 16
+
+
+def test_text_beyond_ascii_is_printed_everywhere(assay):
+    card = assay.methods / "tiny_mean" / "card.toml"
+    card.write_text(card.read_text().replace('summary = "', 'summary = "Größe. '), encoding="utf-8")
+    said = assay("list", PYTHONIOENCODING="ascii")
+    assert said.status == 0, said.err
+    assert "Größe." in said.out
+    rows = json.loads(assay("list", "--json", PYTHONIOENCODING="ascii").out)
+    assert any(row["summary"].startswith("Größe.") for row in rows)

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from io import TextIOWrapper
 
 import assay
 from assay.cli._parser import Parser, UsageError
@@ -191,6 +192,7 @@ def main(argv: list[str] | None = None) -> int:
         0 done; 1 trials failed; 2 bad usage, or something that was given is wrong; 130 interrupted.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    _speak()
     try:
         status = _dispatch(argv)
         sys.stdout.flush()
@@ -238,6 +240,13 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "not enough memory for this: give it a smaller input, or a machine with more"
     return str(error) or type(error).__name__
+
+
+def _speak() -> None:
+    """Let any text be printed: an ASCII stream (``LANG=C``) takes UTF-8, and a name that is no text is spelled out."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        ascii_only = sys.stdout.encoding.lower() in ("ascii", "us-ascii", "ansi_x3.4-1968")
+        sys.stdout.reconfigure(encoding="utf-8" if ascii_only else None, errors="backslashreplace")
 
 
 def _debug() -> bool:
