@@ -67,3 +67,22 @@ def test_what_cannot_be_tested_here_comes_last():
 
 def test_numbers_in_text_form_are_read():
     assert measured(result(effect="inf", interval=None, conditions=[])) == "∞ against 0.05"
+
+
+@pytest.mark.parametrize(
+    "note", ["its experiment is not run at this scale", "table=bio is not run here (table is house)"]
+)
+def test_what_the_scale_leaves_out_is_named_at_the_end_in_short(note):
+    claims = [claim(id="small"), claim(id="large")]
+    left = result(id="large", verdict="open", effect=None, interval=None, bar=None, conditions=[], note=note)
+    lines = verdict_table(claims, {"small": result(id="small"), "large": left}).splitlines()
+    assert lines[0].startswith("holds")
+    assert lines[-2:] == ["at a larger scale only", " " * 14 + "large"]
+    assert note not in "\n".join(lines)
+
+
+def test_what_is_missing_for_another_reason_keeps_its_row():
+    left = result(
+        verdict="open", effect=None, interval=None, bar=None, conditions=[], note="3 trials missing (not run yet)"
+    )
+    assert "3 trials missing (not run yet)" in verdict_table([claim()], {"guarantee": left})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ _INDENT = 14
 
 
 def verdict_table(claims: Sequence[Claim], results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Claims with what was measured of them; those that cannot be tested here come last, in short.
+    """Claims with what was measured of them; what this scale leaves out and what cannot be tested here come last, in short.
 
     Parameters
     ----------
@@ -23,9 +24,12 @@ def verdict_table(claims: Sequence[Claim], results: Mapping[str, Mapping[str, An
         ``{claim id: verdict}`` in the form of a result file; a claim without one is "not measured".
     """
     words = {claim.id: _word(claim, results) for claim in claims}
-    here = [claim for claim in claims if words[claim.id] != "not testable here"]
+    later = [claim.id for claim in claims if _left_out(results.get(claim.id))]
+    here = [claim for claim in claims if words[claim.id] != "not testable here" and claim.id not in later]
     elsewhere = [claim for claim in claims if words[claim.id] == "not testable here"]
     parts = ["\n".join(_rows(claim, results.get(claim.id))) for claim in here]
+    if later:
+        parts.append(paint("at a larger scale only", "dim") + "\n" + wrap(", ".join(later), _INDENT))
     if elsewhere:
         lines = [paint("not testable here", "dim")]
         for claim in elsewhere:
@@ -41,6 +45,13 @@ def _word(claim: Claim, results: Mapping[str, Mapping[str, Any]]) -> str:
     if claim.id in results:
         return results[claim.id]["verdict"]
     return "not testable here" if claim.testable == "no" else "not measured"
+
+
+def _left_out(result: Mapping[str, Any] | None) -> bool:
+    """Whether a claim is open because its scale runs no experiment, arm or value that it is about."""
+    if result is None or result["verdict"] != "open" or result["effect"] is not None:
+        return False
+    return re.search(r"\bis not run (at this scale|here)\b", result["note"] or "") is not None
 
 
 def _rows(claim: Claim, result: Mapping[str, Any] | None) -> Iterator[str]:
