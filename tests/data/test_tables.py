@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.data import DataError, UnknownAsset, read_table
+from assay.data import DataError, UnknownAsset, read_table, resolve
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,29 @@ def test_what_is_no_table_is_refused(tmp_path: Path):
         read_table("hause")
     with pytest.raises(DataError, match="shakespeare is documents, but a table is expected"):
         read_table("shakespeare")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("long.csv", b"a,b\n1,2,3\n4,5,6\n", "more cells than its header"),
+        ("wide.csv", b'"' + b"x" * 200_000 + b'",b\n1,2\n', "is not a table"),
+        ("cut.csv.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 40, "is cut short or not a .gz file"),
+    ],
+)
+def test_a_damaged_table_gives_one_sentence(tmp_path, name, content, sentence):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        read_table(path)
+
+
+def test_old_line_ends_are_line_ends(tmp_path):
+    path = tmp_path / "old.csv"
+    path.write_bytes(b"a,b\r1,2\r3,4\r")
+    assert read_table(path).to_dict("list") == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_an_empty_name_is_no_input():
+    with pytest.raises(DataError, match="empty"):
+        resolve("")

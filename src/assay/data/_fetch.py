@@ -160,6 +160,8 @@ def resolve(name_or_path: str | Path, kind: str | None = None) -> Resolved:
         If it is of another kind than expected.
     """
     name = str(name_or_path)
+    if not name.strip():
+        raise DataError("the name of an input is empty: give an asset's name or a path")
     if kind is not None and kind not in KINDS:
         raise DataError(f"there is no kind {kind!r}: the kinds are {', '.join(KINDS)}")
     known = {it.name: it for it in assets()}.get(name)

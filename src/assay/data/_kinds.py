@@ -10,6 +10,7 @@ import json
 import lzma
 import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +91,7 @@ class _Look:
             if self.path.suffix == ".xz":
                 with lzma.open(self.path) as file:
                     return file.read(_HEAD)
-        except (gzip.BadGzipFile, lzma.LZMAError, EOFError):
+        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError):
             return b""
         with self.path.open("rb") as file:
             return file.read(_HEAD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import lzma
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,14 +65,20 @@ def _text(path: Path) -> pd.DataFrame:
         raise DataError(
             f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8 CSV"
         ) from error
-    header = text.lstrip("\r\n").split("\n", 1)[0].rstrip("\r")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    header = text.lstrip("\n").split("\n", 1)[0]
     if not header.strip():
         raise DataError(f"{path} is empty: give a table with a header line and rows")
-    separator = max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark))))
-    names = next(csv.reader([header], delimiter=separator))
-    _once(path, names)
     try:
-        return pd.read_csv(io.StringIO(text), sep=separator)
+        separator = max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark))))
+        names = next(csv.reader([header], delimiter=separator))
+        _once(path, names)
+        with warnings.catch_warnings():
+            # Without index_col=False, cells beyond the header would make the first column the rows' names.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(io.StringIO(text), sep=separator, index_col=False)
+    except pd.errors.ParserWarning as error:
+        raise DataError(f"{path} has rows with more cells than its header names: give every column a name") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is not a table ({reason}): every row must have as many cells as the header") from error
@@ -80,12 +87,13 @@ def _text(path: Path) -> pd.DataFrame:
 def _uncompressed(path: Path) -> bytes:
     import bz2
     import gzip
+    import zlib
 
     opener: Any = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
             return file.read()
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{path} is cut short or not a {path.suffix} file: write it again") from error
 
 
