@@ -6,6 +6,7 @@ timed: it reads every key.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -41,6 +42,9 @@ def _step(n: int) -> list[Ratio]:
     rivals: dict[str, Callable[[], object]] = {
         "sdpa": lambda: scaled_dot_product_attention(q, k, v),
         "matmul": lambda: (q @ k.transpose(2, 3) * WIDTH**-0.5).softmax(-1) @ v,
+        "breath": lambda: time.sleep(
+            0.02
+        ),  # torch's threads spin after a dense call, on a core that the next one needs
     }
     for density in DENSITIES:
         config = _config(density, n)
@@ -49,6 +53,7 @@ def _step(n: int) -> list[Ratio]:
         config = _config(0.1, n)
         rivals["masked"] = lambda: _masked(q, k, v, mask)
         rivals["torch"] = lambda: vattention(q, k, v, config=config, index_state=index, path="torch")
+        rivals["another breath"] = rivals["breath"]
         promise = VAttentionConfig(
             heavy=config.heavy, pilot=config.pilot, eps=0.999, delta=0.999
         )  # the pilot is enough

@@ -448,11 +448,16 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     # Rows differ in their budgets: two parts a thread even that out.
     threads = min(torch.get_num_threads(), number)
     share = number if threads == 1 else math.ceil(number / (2 * threads))
-    if threads == 1:
-        some(0)
-    else:
-        for _ in _threads(threads).map(some, range(0, number, share)):
-            pass
+    parts = iter(range(0, number, share))
+
+    def work_off():
+        for part in parts:
+            some(part)
+
+    helpers = [_threads(threads - 1).submit(work_off) for _ in range(threads - 1)]
+    work_off()
+    for helper in helpers:
+        helper.result()
     if broken.any():
         raise ValueError(bad_scores(layer, int(rows.head[int(broken.argmax())])))
     return VAttentionOutput(

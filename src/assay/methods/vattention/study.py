@@ -628,10 +628,12 @@ def _two_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _medians(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
-    """Median seconds of each call, taken in turns."""
+    """Median seconds of each call, taken in turns, with a breath between them: torch's threads spin for a while after a
+    dense call, on the core that the next one needs."""
     times: dict[Any, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 3):
         for name, call in calls.items():
+            time.sleep(0.01)
             start = time.perf_counter()
             call()
             if turn >= 3:
