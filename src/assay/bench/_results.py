@@ -299,7 +299,7 @@ def claims_table(card: Any, result: Mapping[str, Any] | None) -> str:
     if result:
         seeds = sorted({_count(c["seeds"]) for c in result["claims"] if _count(c["seeds"])})
         over = f", {'–'.join(str(s) for s in {min(seeds): 0, max(seeds): 0})} seeds" if seeds else ""
-        machine = ", ".join(f"{_cell(v)}" if isinstance(v, str) else f"{k} {v}" for k, v in result["machine"].items())
+        machine = _machine(result["machine"])
         lines += [
             f"Measured on {result['date'][:10]} at scale `{result['scale']}`{over}, Assay {result['version']}"
             + (f" ({machine})" if machine else "")
@@ -311,6 +311,18 @@ def claims_table(card: Any, result: Mapping[str, Any] | None) -> str:
         again = f"`assay check {card.name} --scale full`"
     lines += [f"Measure it yourself: {again}.", ""]
     return "\n".join(lines)
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    """``AMD EPYC, 2 cores, 24 GiB, no GPU, Linux x86_64``; facts that are not there are left out."""
+    parts = [
+        facts.get("cpu"),
+        "cores" in facts and many(facts["cores"], "core"),
+        "memory_gib" in facts and f"{facts['memory_gib']} GiB",
+        "gpu" in facts and (facts["gpu"] or "no GPU"),
+        facts.get("system"),
+    ]
+    return ", ".join(_cell(part) for part in parts if part)
 
 
 def _counts_cell(card: Any, result: Mapping[str, Any] | None) -> str:
