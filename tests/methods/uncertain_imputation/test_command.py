@@ -95,11 +95,18 @@ def test_classes_get_label_sets(tmp_path):
         ({"task": "classification"}, "not whole"),
         ({"target": "kind", "task": "regression"}, "is text"),
         ({"target": "none"}, "no row has a clean none"),
+        ({"seed": -1}, "--seed must be a whole number"),
+        ({"privileged": ("gaps",), "drop": ("none",)}, "'gaps' is missing in 60 rows"),
+        ({"privileged": ("name",), "drop": ("none", "gaps")}, "'name' is text with 120 values"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, change, message):
     frame, _ = table(120)
     frame["few"], frame["none"] = np.arange(120) % 3, np.nan
+    if "gaps" in str(change):
+        frame["gaps"], frame["name"] = ["a", None] * 60, [f"row {i}" for i in range(120)]
+        if change["privileged"] == ("gaps",):
+            frame = frame.drop(columns="name")
     path = write(frame, tmp_path / "t.csv")
     settings = {"table": path, "target": "y", "privileged": ("z",), "out": tmp_path / "out", **change}
     with pytest.raises(InputError, match=message):
@@ -116,3 +123,21 @@ def test_names_and_missing_features_are_refused(tmp_path):
     new = write(truth[["x"]], tmp_path / "new.csv")
     with pytest.raises(InputError, match="no column 'kind'"):
         predict(table=path, target="y", privileged=("z",), drop=("name",), predict=new, out=tmp_path / "out")
+
+
+def test_a_file_is_no_folder_and_says_so_before_any_work(tmp_path, capsys):
+    path = write(table(120)[0], tmp_path / "t.csv")
+    for out in (path, path / "inside"):
+        with pytest.raises(InputError, match=r"t\.csv is a file: --out must name a folder"):
+            predict(table=path, target="y", privileged=("z",), out=out)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_folder_of_an_earlier_run_holds_the_last_run_alone(tmp_path):
+    path = write(table(120)[0].drop(columns="wrong"), tmp_path / "t.csv")
+    out = tmp_path / "out"
+    predict(table=path, target="kind", privileged=("z",), drop=("y",), task="classification", level=0.999, out=out)
+    assert (out / "sets.csv").exists()
+    predict(table=path, target="y", privileged=("z",), level=0.999, out=out)  # beta stays below alpha
+    assert sorted(p.name for p in out.iterdir()) == ["intervals.csv", "intervals.png", "report.json"]
+    assert json.loads((out / "report.json").read_text())["thresholds"]["naive"] == "inf"

@@ -692,6 +692,10 @@ WRONG = [
     (NaiveConformal, {"score": "crps"}, "score must be one of cqr"),
     (NaiveConformal, {"confidence_level": 1.0}, "confidence_level must lie between 0 and 1"),
     (NaiveConformal, {"confidence_level": []}, "confidence_level must lie between 0 and 1"),
+    (NaiveConformal, {"confidence_level": None}, "must be a number or a list of numbers"),
+    (NaiveConformal, {"confidence_level": [[0.9]]}, "must be a number or a list of numbers"),
+    (NaiveConformal, {"reference_size": "third"}, "reference_size must be a number"),
+    (NaiveConformal, {"estimator": 3}, "estimator has a int that cannot be fitted"),
     (NaiveConformal, {"impute": "median"}, "impute must be"),
     (NaiveConformal, {"noisy": "keep"}, "noisy must be"),
     (NaiveConformal, {"impute": "mean", "noisy": "use"}, "choose one"),
@@ -707,6 +711,7 @@ WRONG = [
     (NaiveConformal, {"estimator": Ridge(), "score": "normalized", "prefit": True}, "two fitted regressors"),
     (PrivilegedConformal, {"beta": 0.1}, "beta must lie between 0 and alpha"),
     (PrivilegedConformal, {"beta": 0.06, "confidence_level": [0.8, 0.95]}, "beta must lie between 0 and alpha"),
+    (PrivilegedConformal, {"beta": None}, "beta must be a number"),
     (PrivilegedConformal, {"clip": 0.0}, "clip must lie"),
     (PrivilegedConformal, {"compat": "paper"}, "compat must be"),
     (PrivilegedConformal, {"small_n": "zero"}, "small_n must be"),
@@ -720,6 +725,9 @@ WRONG = [
     (UncertainImputation, {"imputer": None, "prefit": True}, "give imputer too"),
     (UncertainImputation, {"errors": "nearest"}, "errors must be one of"),
     (UncertainImputation, {"draws": 0}, "draws must be"),
+    (UncertainImputation, {"draws": math.nan}, "draws must be a number"),
+    (UncertainImputation, {"min_pool": None}, "min_pool must be a number"),
+    (UncertainImputation, {"imputer": 3}, "imputer is a int that cannot be fitted"),
     (UncertainImputation, {"reference_size": 0.0}, "needs reference rows"),
     (TriplyRobust, {"parts": ("naive", "wcp")}, "parts must be some of"),
     (TriplyRobust, {"estimator": {"naive": Ridge()}}, "give one for each of"),
@@ -736,7 +744,7 @@ def test_wrong_settings_are_refused_at_fit(cls, settings, message):
 
 
 def test_wrong_rows_are_refused():
-    X, y, Z, _corrupted, truth = data(100)
+    X, y, Z, corrupted, truth = data(100)
     naive, ui = light(NaiveConformal), light(UncertainImputation)
     with pytest.raises(ValueError, match="Input y contains infinity"):
         naive.fit(X, np.where(np.arange(100) == 3, np.inf, truth))
@@ -756,6 +764,16 @@ def test_wrong_rows_are_refused():
         light(NaiveConformal, noisy="use").fit_conformalize(X, y)
     with pytest.raises(ValueError, match="fit saw 1"):
         ui.fit(X, y, Z).conformalize(X, y, np.hstack([Z, Z]))
+    two = pd.DataFrame({"u": Z[:, 0], "v": X[:, 0]})
+    with pytest.raises(ValueError, match="another order than at fit: give them as u, v"):
+        ui.fit(X, y, two).conformalize(X, y, two[["v", "u"]])
+    with pytest.raises(ValueError, match="Z contains NaN in 25 rows of column 'text'"):
+        ui.fit(X, y, pd.DataFrame({"text": ["a", None, "b", "b"] * 25}))
+    with pytest.raises(ValueError, match="complex"):
+        ui.fit(X, y, Z + 1j)
+    fitted = {"estimator": LinearRegression().fit(X, truth), "propensity": LogisticRegression().fit(Z, corrupted)}
+    with pytest.raises(ValueError, match="all 100 are of one kind"):
+        light(PrivilegedConformal, calibrate="sigmoid", prefit=True, **fitted).fit(X, truth, Z)
     assert light(NaiveConformal, estimator=HistGradientBoostingRegressor(max_iter=3)).fit(
         np.where(X > 0.9, np.nan, X), y
     )
@@ -778,3 +796,90 @@ def test_the_order_of_calls_is_explained():
     classes = light(NaiveConformal, "hps").fit_conformalize(X, X[:, 0] > 0)
     with pytest.raises(ValueError, match="call predict_set"):
         classes.predict_interval(X)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_calibration_that_fails_leaves_no_threshold(cls):
+    X, y, Z, _, _ = data(200)
+    fitted = light(cls).fit_conformalize(X, y, Z)
+    with pytest.raises(ValueError, match="calibration rows"):
+        fitted.conformalize(X, np.full(200, np.nan), Z)
+    with pytest.raises(NotFittedError, match="call conformalize"):
+        fitted.predict_interval(X, *sees(cls, Z))
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_level_changed_after_fit_is_not_believed(cls):
+    X, y, Z, _, _ = data(200)
+    fitted = light(cls).fit_conformalize(X, y, Z).set_params(confidence_level=[0.5, 0.8])
+    for call in (lambda: fitted.conformalize(X, y, Z), lambda: fitted.predict_interval(X, *sees(cls, Z))):
+        with pytest.raises(ValueError, match="changed after fit"):
+            call()
+    intervals = fitted.fit_conformalize(X, y, Z).predict_interval(X, *sees(cls, Z))[1]
+    assert intervals.shape == (200, 2, 2)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_what_is_given_stays_as_it_is(cls):
+    X, y, Z, corrupted, truth = data(200, classes=True)
+    rows = sp.csr_matrix(np.where(X > 0, X, 0))
+    for a, b in zip(rows.indptr[:-1], rows.indptr[1:]):  # unsorted, as scipy allows
+        rows.indices[a:b], rows.data[a:b] = rows.indices[a:b][::-1].copy(), rows.data[a:b][::-1].copy()
+    rows.has_sorted_indices = False
+    before = rows.indices.copy()
+    fitted = light(cls, "aps").fit_conformalize(rows, truth, Z, corrupted)
+    fitted.predict_set(rows, *sees(cls, Z))
+    np.testing.assert_array_equal(rows.indices, before)
+    frozen = [a.copy() for a in (X, y, Z, corrupted)]
+    for a in frozen:
+        a.setflags(write=False)
+    light(cls).fit_conformalize(*frozen).predict_interval(frozen[0], *sees(cls, Z))
+
+
+@pytest.mark.parametrize("cls", [NaiveConformal, TriplyRobust])
+@pytest.mark.parametrize("score", ["absolute", "aps"])
+def test_text_features_may_be_missing(cls, score):
+    X, y, Z, _, _ = data(200, classes=score == "aps")
+    frame = pd.DataFrame({"x": X[:, 0], "text": ["u", None, "w", np.nan] * 50})
+
+    def with_text(model):
+        return make_pipeline(
+            make_column_transformer((OneHotEncoder(handle_unknown="ignore"), ["text"]), remainder="passthrough"), model
+        )
+
+    model = LinearRegression() if score == "absolute" else LogisticRegression()
+    imputer = {"imputer": with_text(model)} if cls is TriplyRobust else {}
+    method = light(cls, score, estimator=with_text(model), **imputer).fit_conformalize(frame, y, Z)
+    assert len(method.predict(frame)) == 200
+    assert method.n_clean_ > 0
+
+
+@pytest.mark.parametrize("names", [["privileged_0", "b", "c"], [3, 4, 9]])
+def test_names_of_features_may_be_those_of_joined_columns(names):
+    X, y, Z, _, _ = data(200)
+    frame = pd.DataFrame(X, columns=names)
+    found = light(UncertainImputation).fit_conformalize(frame, y, Z).predict_interval(frame)[1]
+    np.testing.assert_allclose(found, light(UncertainImputation).fit_conformalize(X, y, Z).predict_interval(X)[1])
+
+
+class Turned:
+    """A fitted classifier whose classes come in falling order."""
+
+    def __init__(self, model):
+        self.model, self.classes_ = model, model.classes_[::-1]
+
+    def predict_proba(self, X):
+        return self.model.predict_proba(X)[:, ::-1]
+
+
+def test_the_order_of_a_classifiers_classes_changes_nothing():
+    X, _, _, _, truth = data(200, classes=True)
+    model = LogisticRegression().fit(X, truth)
+    found = [
+        NaiveConformal(f, score="hps", prefit=True, random_state=0).conformalize(X, truth)
+        for f in (model, Turned(model))
+    ]
+    assert found[0].threshold_ == found[1].threshold_ < 1
+    np.testing.assert_array_equal(found[0].predict_set(X)[1], found[1].predict_set(X)[1][:, ::-1])
+    with pytest.raises(ValueError, match="no clean calibration label is a class that the classifier knows"):
+        found[0].conformalize(X, np.array(["low", "middle", "high"])[truth.astype(int)])

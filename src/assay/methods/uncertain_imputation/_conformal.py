@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -152,7 +153,12 @@ class Conformal(BaseEstimator):
     @property
     def _levels(self) -> list[float]:
         level = self.confidence_level
-        return [float(q) for q in level] if np.ndim(level) else [float(level)]
+        try:
+            return [float(q) for q in level] if np.ndim(level) else [float(level)]
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"confidence_level must be a number or a list of numbers between 0 and 1, got {level!r}"
+            ) from error
 
     def _check_settings(self) -> None:
         if self.score not in INTERVAL_SCORES + SET_SCORES:
@@ -162,6 +168,7 @@ class Conformal(BaseEstimator):
             raise ValueError(
                 f"confidence_level must lie between 0 and 1, got {self.confidence_level}: 0.9 for 90 % coverage"
             )
+        self._check_numbers("reference_size", "calibration_size")
         if not 0 <= self.reference_size < 1:
             raise ValueError(f"reference_size must lie in [0, 1), got {self.reference_size}")
         if not 0 < self.calibration_size < 1:
@@ -171,6 +178,12 @@ class Conformal(BaseEstimator):
         if self.train_on == "imputed" and not self.prefit and not self._reads_Z():
             raise ValueError('train_on="imputed" needs a method that sees Z at fit')
         needs = self._needs()
+        if "reference" in needs:
+            self._check_numbers("draws", "min_pool")
+            if self.draws < 1 or self.draws % 1:
+                raise ValueError(f"draws must be a whole number of at least 1, got {self.draws!r}")
+            if self.errors not in ERRORS:
+                raise ValueError(f"errors must be one of {', '.join(ERRORS)}, got {self.errors!r}")
         if "reference" in needs and self.reference_size == 0 and not self.prefit:
             raise ValueError(f"{type(self).__name__} needs reference rows: set reference_size above 0, by default 1/3")
         if "propensity" in needs:
@@ -182,7 +195,14 @@ class Conformal(BaseEstimator):
                 if name in needs and getattr(self, name) is None:
                     raise ValueError(f"prefit=True needs fitted models: give {name} too")
 
+    def _check_numbers(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a number, got {value!r}")
+
     def _check_propensity_settings(self, levels: Sequence[float]) -> None:
+        self._check_numbers("clip", *(["beta"] if hasattr(self, "beta") else []))
         if not 0 < self.clip <= 1:
             raise ValueError(f"clip must lie in (0, 1], got {self.clip}: propensities below it are raised to it")
         if self.propensity_features not in ("z", "xz"):
@@ -280,8 +300,8 @@ class Conformal(BaseEstimator):
     def _fit(self, rows: Rows, seed: int | None = None) -> Any:
         self._seed = self._draw_seed() if seed is None else seed
         needs = self._needs()
-        for name in ("threshold_", "thresholds_", "imputed_", "diagnostics_", "n_clean_", "n_empty_"):
-            self.__dict__.pop(name, None)
+        self._fitted_for = self._levels, self.__dict__["score"]
+        self._forget_threshold()
         if self.prefit:
             train, reference = None, rows
         else:
@@ -358,6 +378,10 @@ class Conformal(BaseEstimator):
         if train is not None:
             clean = train.clean()
             assert clean.Z is not None
+            if not hasattr(self._imputer, "fit"):
+                raise ValueError(
+                    f"imputer is a {type(self._imputer).__name__} that cannot be fitted: give a model with fit and predict"
+                )
             self._imputer.fit(join(clean.X, clean.Z), clean.y)
 
     def _fit_errors(self, reference: Rows, seed: int) -> None:
@@ -370,8 +394,6 @@ class Conformal(BaseEstimator):
             guessed = self._imputer.probabilities(joined, self.classes_).argmax(axis=1)
             self._imputer_check = {"imputer_accuracy": float((guessed == codes).mean())}
             return
-        if self.errors not in ERRORS:
-            raise ValueError(f"errors must be one of {', '.join(ERRORS)}, got {self.errors!r}")
         guessed = predict_flat(self._imputer, joined)
         residuals = reference.y - guessed
         self._sampler = residual_sampler(self.errors, residuals, reference.Z, min_pool=self.min_pool, seed=seed)
@@ -380,13 +402,23 @@ class Conformal(BaseEstimator):
 
     # --- the threshold ---
 
+    def _forget_threshold(self) -> None:
+        for name in ("threshold_", "thresholds_", "imputed_", "diagnostics_", "n_clean_", "n_empty_"):
+            self.__dict__.pop(name, None)
+
     def _conformalize(self, rows: Rows) -> Any:
+        self._check_unchanged()
+        self._forget_threshold()
         clean = ~rows.corrupted
-        self.n_clean_ = int(clean.sum())
-        if self.n_clean_ == 0:
+        if not clean.any():
             raise ValueError(f"none of the {len(rows)} calibration rows (I2) has a clean label: give rows with labels")
         self._n_calibration = len(rows)
         self._labels = encode(rows.y, self.classes_) if self._classes_task else rows.y
+        if self._classes_task and (self._labels[clean] < 0).all():
+            raise ValueError(
+                f"no clean calibration label is a class that the classifier knows ({', '.join(map(str, self.classes_))}): "
+                "give labels as it was fitted on"
+            )
         self._draws = {}
         if self._classes_task and self.score == "aps":
             keys = [*key_columns(rows.X), np.where(clean, self._labels, -2)]
@@ -399,13 +431,18 @@ class Conformal(BaseEstimator):
             n_train_clean=self._n_train_clean,
             n_reference_clean=self._n_reference_clean,
             n_calibration=len(rows),
-            n_clean=self.n_clean_,
+            n_clean=int(clean.sum()),
             imputer=getattr(self, "_imputer_check", {}),
             weights=self._weights_check,
             shift=self._shift_check,
         )
         del self._labels, self._draws
+        self.n_clean_ = int(clean.sum())  # last: with it there is a threshold
         return self
+
+    def _check_unchanged(self) -> None:
+        if (self._levels, self.__dict__["score"]) != self._fitted_for:
+            raise ValueError("confidence_level or score was changed after fit: call fit again, or fit_conformalize")
 
     def _find_thresholds(self, rows: Rows) -> None:
         raise NotImplementedError
@@ -485,8 +522,6 @@ class Conformal(BaseEstimator):
 
     def _ui_thresholds(self, rows: Rows) -> list[float]:
         outline, draws = self._calibration_outline("ui", rows), int(self.draws)
-        if draws != self.draws or draws < 1:
-            raise ValueError(f"draws must be a whole number of at least 1, got {self.draws!r}")
         labels = np.repeat(self._labels[:, None], draws, axis=1)
         labels[rows.corrupted] = self._imputed(rows[np.flatnonzero(rows.corrupted)], draws)
         self.imputed_ = self._decode(labels[:, 0] if draws == 1 else labels)
@@ -546,6 +581,7 @@ class Conformal(BaseEstimator):
             )
         if not point and not hasattr(self, "n_clean_"):
             raise NotFittedError(f"this {type(self).__name__} has no threshold yet: call conformalize")
+        self._check_unchanged()
         if Z is not None and not self._sees_Z_at_prediction():
             raise ValueError(
                 f"{type(self).__name__} must not see Z at prediction: leave it out (WeightedConformal is the method that uses it)"
@@ -657,8 +693,8 @@ def ordered_uniforms(order: np.ndarray, draws: int, seed: Sequence[int]) -> np.n
 
 def encode(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The index of each label among the classes; -1 for one that is not there."""
-    at = np.searchsorted(classes, y)
-    at = np.minimum(at, len(classes) - 1)
+    order = np.argsort(classes, kind="stable")  # a user's own classifier may have them in any order
+    at = order[np.minimum(np.searchsorted(classes, y, sorter=order), len(classes) - 1)]
     return np.where(classes[at] == y, at, -1)
 
 

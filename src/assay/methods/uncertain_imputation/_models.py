@@ -238,6 +238,11 @@ class Propensity:
         """Recalibrate on held-out rows: "sigmoid" or "isotonic"."""
         if self.model is None or self.constant is not None:
             return self
+        if corrupted.all() or not corrupted.any():
+            raise ValueError(
+                f'calibrate="{method}" needs clean and corrupted reference rows (I3), and all {len(corrupted)} are of one '
+                "kind: set a larger reference_size, or leave calibrate out"
+            )
         self.model = CalibratedClassifierCV(FrozenEstimator(self.model), method=method)
         self.model.fit(features, corrupted.astype(int))
         return self
@@ -295,6 +300,10 @@ def _predicts_quantiles(estimator: Any) -> bool:
 
 def fit_weighted(model: Any, X: Any, y: np.ndarray, sample_weight: np.ndarray | None) -> None:
     """Fit, with row weights where they are given; a model that cannot use them is an error."""
+    if not hasattr(model, "fit"):
+        raise ValueError(
+            f"estimator has a {type(model).__name__} that cannot be fitted: give a model with fit and predict"
+        )
     if sample_weight is None:
         model.fit(X, y)
     elif has_fit_parameter(model, "sample_weight"):

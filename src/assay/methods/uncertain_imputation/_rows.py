@@ -56,8 +56,9 @@ class PrivilegedColumns:
     def __init__(self, Z: Any) -> None:
         frame = _as_frame(Z)
         self.width = frame.shape[1]
+        self.names = list(frame.columns)
         self.levels = [
-            None if pd.api.types.is_numeric_dtype(frame.iloc[:, j].dtype) else np.unique(frame.iloc[:, j].astype(str))
+            None if pd.api.types.is_numeric_dtype(frame.iloc[:, j].dtype) else np.unique(_text(frame.iloc[:, j]))
             for j in range(self.width)
         ]
 
@@ -68,9 +69,18 @@ class PrivilegedColumns:
             raise ValueError(
                 f"Z has {frame.shape[1]} columns, but fit saw {self.width}: give the same privileged columns"
             )
+        if sorted(map(str, frame.columns)) == sorted(map(str, self.names)) and list(frame.columns) != self.names:
+            raise ValueError(
+                f"Z has its columns in another order than at fit: give them as {', '.join(map(str, self.names))}"
+            )
         columns = []
         for j, levels in enumerate(self.levels):
             column = frame.iloc[:, j]
+            if column.isna().any():
+                raise ValueError(
+                    f"Z contains NaN in {int(column.isna().sum())} rows of column {column.name!r}: "
+                    "privileged information must be complete where it is used"
+                )
             if levels is None:
                 numbers = pd.to_numeric(column).to_numpy(dtype=np.float64, na_value=np.nan)[:, None]
                 if not np.isfinite(numbers).all():
@@ -80,7 +90,7 @@ class PrivilegedColumns:
                     )
                 columns.append(numbers)
             else:
-                columns.append((column.astype(str).to_numpy()[:, None] == levels[None, :]).astype(np.float64))
+                columns.append((_text(column)[:, None] == levels[None, :]).astype(np.float64))
         return np.concatenate(columns, axis=1)
 
 
@@ -161,8 +171,7 @@ def row_order(*keys: np.ndarray) -> np.ndarray:
 def key_columns(X: Any) -> list[np.ndarray]:
     """Columns that sort rows: numbers as they are, other columns by their string; sparse rows by their content."""
     if sp.issparse(X):
-        X = X.tocsr()
-        X.sort_indices()
+        X = X.tocsr().sorted_indices()  # a copy: the caller's matrix stays as it is
         ends = X.indptr
         content = [
             (X.indices[a:b].tobytes(), X.data[a:b].tobytes()) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist())
@@ -173,7 +182,7 @@ def key_columns(X: Any) -> list[np.ndarray]:
         return [
             column.to_numpy(dtype=np.float64, na_value=np.nan)
             if pd.api.types.is_numeric_dtype(column.dtype)
-            else np.unique(column.astype(str).to_numpy(), return_inverse=True)[1]
+            else np.unique(_text(column), return_inverse=True)[1]
             for _, column in X.items()
         ]
     return list(np.asarray(X).T)
@@ -185,10 +194,18 @@ def join(X: Any, Z: np.ndarray) -> Any:
         return sp.hstack([X, sp.csr_matrix(Z)], format="csr")
     if isinstance(X, pd.DataFrame):
         text = all(isinstance(name, str) for name in X.columns)  # scikit-learn wants names all of text, or none
-        names = [f"privileged_{j}" if text else X.shape[1] + j for j in range(Z.shape[1])]
+        first = 0 if text else X.shape[1]
+        names: list[Any] = [f"privileged_{j}" if text else j for j in range(first, first + Z.shape[1])]
+        while set(names) & set(X.columns):  # a column of X may have such a name itself
+            names = [f"{name}_" if text else name + 1 for name in names]
         named = pd.DataFrame(Z, index=X.index, columns=names)
         return pd.concat([X, named], axis=1)
     return np.concatenate([X, Z], axis=1)
+
+
+def _text(column: pd.Series) -> np.ndarray:
+    """A column's values as text, missing ones too."""
+    return column.astype(object).map(str).to_numpy(dtype=object)
 
 
 def _as_frame(Z: Any) -> pd.DataFrame:
@@ -200,6 +217,8 @@ def _as_frame(Z: Any) -> pd.DataFrame:
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(f"Z must have one row a point and at least one column, got shape {array.shape}")
+    if np.iscomplexobj(array):
+        raise ValueError("Z holds complex numbers: give their parts as columns of real ones")
     return pd.DataFrame(array).infer_objects()
 
 

@@ -79,6 +79,11 @@ def predict(
         raise InputError(f"--level must lie between 0 and 1, got {level}: 0.9 for 90 % coverage")
     if not privileged:
         raise InputError("--privileged names no column: say which columns explain the corruption or the target")
+    if seed < 0:
+        raise InputError(f"--seed must be a whole number of at least 0, got {seed}")
+    for place in (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file: --out must name a folder")
     rows = read_table(table)
     columns = _columns(rows, table, target, privileged, corrupted, drop)
     y, lost = _labels(rows, target, corrupted)
@@ -86,7 +91,15 @@ def predict(
     features = _Features.fit(rows, columns)
     X, Z = features.encode(rows, str(table)), rows[list(privileged)]
     for name in privileged:
+        if Z[name].isna().any():
+            raise InputError(
+                f"privileged column {name!r} is missing in {int(Z[name].isna().sum())} rows of {table}: leave those rows out"
+            )
         if not _is_number(Z[name]):
+            if Z[name].nunique() > MOST_TEXT_VALUES:
+                raise InputError(
+                    f"privileged column {name!r} is text with {Z[name].nunique()} values: choose others, and --drop {name}"
+                )
             print(f"privileged column {name!r} is text: one-hot encoded")
 
     known = np.arange(len(rows))
@@ -108,7 +121,11 @@ def predict(
 
     print(f"{len(rows)} rows, {int(lost.sum())} of them with a corrupted {target}; {X.shape[1]} features")
     model = TriplyRobust(
-        confidence_level=level, score="cqr" if kind == "regression" else "aps", reference_size=1 / 3, random_state=seed
+        confidence_level=level,
+        score="cqr" if kind == "regression" else "aps",
+        beta=min(0.005, (1 - level) / 2),  # below alpha at every level
+        reference_size=1 / 3,
+        random_state=seed,
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
@@ -147,6 +164,10 @@ def predict(
         report["held_out"] = _held_out(found, y[new_rows])
     out.mkdir(parents=True, exist_ok=True)
     _write(out / found.name, lambda path: found.frame.to_csv(path, index=False))
+    stale = out / ("sets.csv" if found.name == "intervals.csv" else "intervals.csv")
+    if stale.exists() and (out / "report.json").exists():  # an earlier run's, of the other task
+        print(f"{stale} is of an earlier run: removed")
+        stale.unlink()
     _write(out / "report.json", lambda path: path.write_text(json.dumps(_plain(report), indent=2) + "\n"))
     _write(out / "intervals.png", lambda path: _draw(path, found, target, level))
     print(
