@@ -553,7 +553,11 @@ def filled(cls):
     return Filled
 
 
-@pytest.mark.parametrize("cls", ALL)
+# The union runs the code of PCP and of UI: on their own they are checked among the slow tests.
+@pytest.mark.parametrize(
+    "cls",
+    [pytest.param(c, marks=pytest.mark.slow) if c in (PrivilegedConformal, UncertainImputation) else c for c in ALL],
+)
 def test_scikit_learn_checks(cls):
     made = cls if cls is NaiveConformal else filled(cls)
     with warnings.catch_warnings():
