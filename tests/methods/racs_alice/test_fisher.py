@@ -1,5 +1,7 @@
 """Fitted structures: the updates they imply, and that no neighbour in the family fits better."""
 
+from inspect import unwrap
+
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -106,3 +108,36 @@ def test_wrong_input_is_refused(samples):
         fit_structure(samples, "diagonal").update(samples[0].T)
     with pytest.raises(ValueError, match="nothing to compensate"):
         compensation_scale(samples, torch.eye(M, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "structure", ["diagonal", "kronecker", "whitening", "column", "row-column", "eigen", "soap", "block"]
+)
+def test_a_singular_fit_moves_along_its_range_and_nowhere_else(structure):
+    for dtype in (torch.float32, torch.float64):
+        one = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+        dead = torch.randn(20, 3, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
+        dead[:, 1], dead[:, :, 2] = 0, 0
+        for G in (one, one.mT.contiguous(), dead, torch.zeros(4, 3, 5, dtype=dtype)):
+            fit = fit_structure(G, structure)
+            F = fit.matrix()
+            assert torch.isfinite(F).all()
+            values, vectors = torch.linalg.eigh(F.double())
+            roots = torch.where(values > values.amax() * 1e-5, values.clamp_min(1e-300).rsqrt(), 0.0)
+            g = G[0].mT.reshape(-1).double()
+            expected = (vectors @ (roots * (vectors.mT @ g))).reshape(G.shape[2], G.shape[1]).mT
+            assert torch.allclose(fit.update(G[0]).double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_what_is_no_stack_of_gradients_is_refused():
+    for bad in (torch.randn(3, 4), torch.ones(2, 3, 4, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="stack"):
+            unwrap(fit_structure)(bad, "soap")
+        with pytest.raises(ValueError, match="stack"):
+            unwrap(empirical_fisher)(bad)
+    with pytest.raises(ValueError, match="empty"):
+        fit_structure(torch.randn(0, 3, 4), "soap")
+    with pytest.raises(ValueError, match="12 x 12"):
+        fit_structure(torch.randn(4, 3, 4), "soap").objective(torch.zeros(3, 3))
+    with pytest.raises(ValueError, match="n_iters"):
+        fit_structure(torch.randn(4, 3, 4), "row-column", n_iters=0)

@@ -99,3 +99,13 @@ def test_two_optimizers_may_share_a_list_of_groups():
     assert set(groups[0]) == {"params", "param_names", "rule", "lr"}
     assert torch.is_tensor(groups[0]["params"][0])
     RACS(groups)
+
+
+def test_models_without_parameters_or_shapes_are_told_apart():
+    with pytest.raises(ValueError, match="this model has none"):
+        build_param_groups(nn.Sequential(), "racs", exclude="*.weight")
+    with pytest.raises(ValueError, match=r"0\.weight has no shape yet"):
+        build_param_groups(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3), nn.Linear(3, 2)), "racs")
+    with pytest.raises(ValueError, match="besides its head"):
+        build_param_groups(nn.Linear(3, 4), "racs")
+    assert names(build_param_groups(nn.Linear(3, 4), "racs", last_layer="method"), "matrix") == {"weight"}

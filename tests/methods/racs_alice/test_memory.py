@@ -1,5 +1,7 @@
 """Counts of state, foretold and real, and the paper's sizes."""
 
+from inspect import unwrap
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from assay.methods.racs_alice import (
     state_elements,
 )
 from assay.methods.racs_alice._configs import SIZES
+from assay.methods.racs_alice._memory import matrix_state
 
 transformers = pytest.importorskip("transformers")
 
@@ -107,3 +110,14 @@ def test_one_layer_of_the_paper_s_models_trains_on_real_numbers(size):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+def test_unknown_methods_and_ranks_are_refused():
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    with pytest.raises(ValueError, match="one of adam, racs"):
+        unwrap(matrix_state)("lion", 4, 6, 2)
+    for rank in (0, -3):
+        with pytest.raises(ValueError, match="rank must be at least 1"):
+            memory_report(net, "alice", rank=rank)
+    with pytest.raises(ValueError, match="alice-zero, got 'muon'"):
+        unwrap(paper_settings)("muon", "60m")

@@ -343,3 +343,108 @@ def test_a_compiled_training_step_agrees(make, settings):
         compiled(model, optimizer)
         step(twin, other)
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@every
+def test_numbers_out_of_range_are_refused_by_name(make, settings):
+    p = nn.Parameter(torch.zeros(6, 9))
+    defaults = make([p], **settings).defaults
+    numbers = {"lr", "eps", "weight_decay", "alpha", "alpha_c", "gamma", "beta", "betas"} & set(defaults)
+    whole = {"rank", "leading", "interval", "n_iters", "seed"} & set(defaults)
+    for name in numbers | whole:
+        for bad in (
+            torch.nan,
+            torch.inf,
+            "1",
+            None,
+            2.5 if name in whole else -1.0,
+            *([-1] if name != "seed" else [2**63]),
+        ):
+            with pytest.raises(ValueError, match=name):
+                make([{"params": [p], name: bad}], **settings)
+    for bad in ({"eps": -1.0}, {"weight_decay": -1.0}, {"lr": torch.inf}, {"betas": 0.9}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))} of an adam group"):
+            make([{"params": [nn.Parameter(torch.zeros(3))], "rule": "adam", **bad}], **settings)
+        with pytest.raises(ValueError, match=f"{next(iter(bad))} of an adam group"):
+            make([nn.Parameter(torch.zeros(3))], **settings, fallback="adam", fallback_kwargs=bad)
+    for bad in (torch.float16, torch.int32, "float32"):  # squared gradients of 1e-4 are zero in float16
+        with pytest.raises(ValueError, match="state_dtype"):
+            make([{"params": [p], "state_dtype": bad}], **settings)
+
+
+@every
+def test_a_gradient_that_is_not_finite_stops_the_step_before_any_weight_moves(make, settings):
+    for name, bad in (("4.bias", torch.nan), ("0.weight", torch.inf), ("3.weight", 1e30)):
+        model = net()
+        optimizer = make(groups(model), **settings, check_finite=True)
+        train(model, optimizer, 2)
+        model.get_parameter(name).grad[0] = bad
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        with pytest.raises(RuntimeError, match=name.replace(".", r"\.")):
+            optimizer.step()
+        assert all(torch.equal(v, before[0][k]) for k, v in model.state_dict().items())
+        for i, state in optimizer.state_dict()["state"].items():
+            assert all(
+                torch.equal(torch.as_tensor(v), torch.as_tensor(before[1]["state"][i][k])) for k, v in state.items()
+            )
+
+
+@every
+def test_a_weight_in_double_precision_keeps_its_digits(make, settings):
+    p = nn.Parameter(torch.full((6, 9), 1 + 1e-12, dtype=torch.float64))
+    optimizer = make([p], **{**settings, "lr": 0.0})
+    p.grad = torch.randn(6, 9, dtype=torch.float64)
+    optimizer.step()
+    assert (p == 1 + 1e-12).all()
+    assert all(v.dtype == torch.float32 for v in optimizer.state[p].values() if torch.is_tensor(v))
+
+
+@every
+@pytest.mark.parametrize("scale", [1e-16, 1e-20, 1e-30, 1e-40])
+def test_gradients_near_the_end_of_single_precision_do_not_throw_the_weights(make, settings, scale):
+    p = nn.Parameter(torch.zeros(6, 9))
+    optimizer = make([p], **settings)
+    for _ in range(7):
+        p.grad = torch.randn(6, 9) * scale
+        optimizer.step()
+    assert p.abs().max() < 0.1
+
+
+@every
+def test_rates_may_be_tensors(make, settings):
+    ends = []
+    for wrap in (float, torch.tensor):
+        model = net()
+        sorted_groups = [{**group, "lr": wrap(lr)} for group, lr in zip(groups(model), (0.02, 0.01), strict=True)]
+        optimizer = make(sorted_groups, **settings)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+        for t in range(3):
+            train(model, optimizer, 1, start=t)
+            schedule.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(*ends, strict=True))
+
+
+@every
+def test_a_state_of_another_optimizer_or_model_is_refused_whole(make, settings):
+    def stepped(make, settings, shape=(6, 9)):
+        p = nn.Parameter(torch.zeros(shape))
+        optimizer = make([p], **settings)
+        p.grad = torch.randn(shape)
+        optimizer.step()
+        return optimizer
+
+    mine = stepped(make, settings)
+    before = copy.deepcopy(mine.state_dict())
+    others = [o for o in ALL if not (issubclass(o[0], Alice) and issubclass(make, Alice)) and o[0] is not make]
+    for other in [*others, (torch.optim.AdamW, {})]:
+        with pytest.raises(ValueError, match=make.__name__):
+            mine.load_state_dict(stepped(*other).state_dict())
+    with pytest.raises(ValueError, match=r"parameter 0 of shape \(6, 9\)"):
+        mine.load_state_dict(stepped(make, settings, (7, 11)).state_dict())
+    assert mine.state_dict()["param_groups"] == before["param_groups"]
+    assert mine.state_dict()["state"][0].keys() == before["state"][0].keys()
+    if issubclass(make, Alice):  # another rank is not another model: the saved groups bring it along
+        mine.load_state_dict(stepped(make, {**settings, "rank": 5}).state_dict())
+        mine.step()
+        assert mine.param_groups[0]["rank"] == 5

@@ -162,3 +162,20 @@ def test_maximize_climbs():
     G = torch.randn(4, 5)
     p, up = torch.nn.Parameter(torch.zeros(4, 5)), torch.nn.Parameter(torch.zeros(4, 5))
     assert torch.equal(stepped(RACS([up], maximize=True), up, G), -stepped(RACS([p]), p, G))
+
+
+def test_the_fit_has_the_scale_of_what_it_fits_down_to_the_smallest_numbers():
+    P = torch.rand(7, 11) ** 4
+    P[0], P[:, 3] = 0, 0
+    s, q = rank_one_fit(P, 5)
+    for exponent in (-40, -90, -110):
+        tiny_s, tiny_q = rank_one_fit(P * 2.0**exponent, 5)
+        assert torch.allclose(tiny_q, q, rtol=1e-3)
+        assert torch.allclose(tiny_s * 2.0**-exponent, s, rtol=1e-3)
+
+
+def test_a_matrix_without_entries_and_no_rounds_are_refused():
+    with pytest.raises(ValueError, match="at least one row"):
+        rank_one_fit(torch.zeros(0, 4))
+    with pytest.raises(ValueError, match="n_iters"):
+        rank_one_fit(torch.rand(3, 4), 0)

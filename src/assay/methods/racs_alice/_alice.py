@@ -153,6 +153,7 @@ class Alice(MatrixOptimizer):
         require(group["alpha_c"] >= 0, "alpha_c", ">= 0", group["alpha_c"])
         require(group["gamma"] >= 1, "gamma", ">= 1", group["gamma"])
         require(group["interval"] >= 1, "interval", "at least 1", group["interval"])
+        require(-(2**63) <= group["seed"] < 2**63, "seed", "of 64 bits", group["seed"])
         require(group["switch"] in SWITCHES, "switch", f"one of {', '.join(SWITCHES)}", repr(group["switch"]))
         require(
             group["compensation"] in COMPENSATIONS,
@@ -163,6 +164,11 @@ class Alice(MatrixOptimizer):
         require(
             group["complement"] in ("qr", "gaussian"), "complement", "'qr' or 'gaussian'", repr(group["complement"])
         )
+
+    def _shapes(self, m: int, n: int, group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        r = min(group["rank"], m)
+        tracked: dict[str, tuple[int, ...]] = {"Q": (r, r)} if group["tracking"] else {}
+        return {"U": (m, r), "M": (r, n), "V": (r, n), "p": (n,), "phi": (), **tracked}
 
     def _before_step(self) -> None:
         """Which tensors are whose turn: with stagger, the i-th of N matrices is floor(i K / N) steps early."""
@@ -266,7 +272,6 @@ class Alice(MatrixOptimizer):
 
     def _start(self, G: Float[Tensor, "m n"], group: dict[str, Any], state: dict[str, Any]) -> None:
         m, n = G.shape
-        r = min(group["rank"], m)
         if group["rank"] >= m and not self._warned:
             self._warned = True
             warnings.warn(
@@ -274,16 +279,8 @@ class Alice(MatrixOptimizer):
                 "left to switch or compensate (this is Eigen-Adam)",
                 stacklevel=5,
             )
-        state.update(
-            step=0,
-            U=zeros((m, r), G, group),
-            M=zeros((r, n), G, group),
-            V=zeros((r, n), G, group),
-            p=zeros((n,), G, group),
-            phi=zeros((), G, group),
-        )
-        if group["tracking"]:
-            state["Q"] = zeros((r, r), G, group)
+        shapes = self._shapes(m, n, group)
+        state.update(step=0, **{name: zeros(shape, G, group) for name, shape in shapes.items()})
 
     def _switch(
         self,
@@ -331,5 +328,5 @@ class AliceZero(Alice):
     ) -> None:
         if settings.pop("tracking", False):
             raise ValueError("AliceZero has no tracking: use Alice")
-        three = (*betas, 0.0) if len(betas) == 2 else betas
+        three = (*betas, 0.0) if isinstance(betas, tuple | list) and len(betas) == 2 else betas
         super().__init__(params, lr, rank, leading, three, tracking=False, **settings)

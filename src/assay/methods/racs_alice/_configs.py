@@ -65,6 +65,8 @@ def paper_settings(method: Literal["racs", "alice", "alice-zero"], size: Size) -
     """
     if size not in SIZES:
         raise ValueError(f"the paper's sizes are {', '.join(SIZES)}, got {size!r}")
+    if method not in ("racs", "alice", "alice-zero"):
+        raise ValueError(f"the paper has settings of racs, alice and alice-zero, got {method!r}")
     if method == "racs":
         return {"lr": 0.02, "beta": 0.9, "alpha": 0.02 if size == "1.3b" else 0.05}
     betas = (0.9, 0.9, 0.999) if method == "alice" else (0.9, 0.9)

@@ -75,6 +75,9 @@ class EigenAdam(MatrixOptimizer):
         check_betas(group["betas"], 3, "first moment, second moment, E[G G^T]")
         require(group["interval"] >= 1, "interval", "at least 1", group["interval"])
 
+    def _shapes(self, m: int, n: int, group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {"U": (m, m), "Q": (m, m), "M": (m, n), "V": (m, n)}
+
     def _update(
         self,
         W: Float[Tensor, "m n"],
@@ -88,7 +91,7 @@ class EigenAdam(MatrixOptimizer):
             if not bool(G.any()):  # as Alice: the start waits for a gradient that is not zero
                 return
             m, n = G.shape
-            shapes = {"U": (m, m), "Q": (m, m), "M": (m, n), "V": (m, n)}
+            shapes = self._shapes(m, n, group)
             state.update(step=0, **{name: zeros(shape, G, group) for name, shape in shapes.items()})
         state["step"] += 1
         b1, b2, b3 = group["betas"]

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from assay.methods.racs_alice._optimizer import require
 from assay.methods.racs_alice._racs import rank_one_fit
 
 Structure = Literal["diagonal", "kronecker", "whitening", "column", "row-column", "eigen", "soap", "block"]
@@ -52,10 +53,15 @@ class FisherFit:
 
     def objective(self, F: Float[Tensor, "mn mn"]) -> Float[Tensor, ""]:
         """||F~ - F||_F^2."""
+        size = self.shape[0] * self.shape[1]
+        if tuple(F.shape) != (size, size):
+            raise ValueError(
+                f"gradients of shape {self.shape} have a Fisher matrix of {size} x {size}, got {tuple(F.shape)}"
+            )
         return (self.matrix() - F).square().sum()
 
     def update(self, G: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-        """Mat(F~^(-1/2) Vec(G)), computed with the factors alone."""
+        """Mat(F~^(-1/2) Vec(G)), computed with the factors alone; where F~ is singular, with its pseudo-inverse."""
         if tuple(G.shape) != self.shape:
             raise ValueError(f"the structure was fitted to gradients of shape {self.shape}, got {tuple(G.shape)}")
         return self._update(G)
@@ -72,6 +78,7 @@ def empirical_fisher(G_samples: Float[Tensor, "samples m n"]) -> Float[Tensor, "
     -------
     (mn, mn)
     """
+    _check_samples(G_samples)
     g = G_samples.mT.reshape(len(G_samples), -1)
     return g.mT @ g / len(g)
 
@@ -114,10 +121,8 @@ def fit_structure(G_samples: Float[Tensor, "samples m n"], structure: Structure,
     """
     if structure not in NAMES:
         raise ValueError(f"structure is one of {', '.join(NAMES)}, got {structure!r}")
-    if G_samples.ndim != 3 or len(G_samples) == 0:
-        raise ValueError(
-            f"G_samples is a stack of gradients of shape (samples, m, n), got shape {tuple(G_samples.shape)}"
-        )
+    require(n_iters >= 1, "n_iters", "at least 1", n_iters)
+    _check_samples(G_samples)
     G = G_samples
     count, m, n = G.shape
     left, right = (G @ G.mT).mean(0), (G.mT @ G).mean(0)
@@ -125,7 +130,7 @@ def fit_structure(G_samples: Float[Tensor, "samples m n"], structure: Structure,
 
     if structure == "diagonal":
         v = G.square().mean(0)
-        return FisherFit(structure, (m, n), {"v": v}, lambda: torch.diag(_vec(v)), lambda g: g * v.rsqrt())
+        return FisherFit(structure, (m, n), {"v": v}, lambda: torch.diag(_vec(v)), lambda g: g * _inverse_root(v))
     if structure == "kronecker":
         R, L = right / m, left / n
         return FisherFit(
@@ -147,7 +152,7 @@ def fit_structure(G_samples: Float[Tensor, "samples m n"], structure: Structure,
             (m, n),
             {"S": energy / m},
             lambda: torch.kron(torch.diag(energy / m), eye(m).to(energy)),
-            lambda g: m**0.5 * g * energy.rsqrt(),
+            lambda g: m**0.5 * g * _inverse_root(energy),
         )
     if structure == "row-column":
         s, q = rank_one_fit(G.square().mean(0), n_iters)
@@ -156,7 +161,7 @@ def fit_structure(G_samples: Float[Tensor, "samples m n"], structure: Structure,
             (m, n),
             {"S": s, "Q": q},
             lambda: torch.kron(torch.diag(s), torch.diag(q)),
-            lambda g: q.rsqrt()[:, None] * g * s.rsqrt(),
+            lambda g: _inverse_root(q)[:, None] * g * _inverse_root(s),
         )
     if structure == "eigen":
         U = torch.linalg.eigh(left).eigenvectors.flip(-1)
@@ -166,7 +171,7 @@ def fit_structure(G_samples: Float[Tensor, "samples m n"], structure: Structure,
             (m, n),
             {"U": U, "D": D},
             lambda: torch.block_diag(*(U @ torch.diag(D[:, i]) @ U.mT for i in range(n))),
-            lambda g: U @ (U.mT @ g * D.rsqrt()),
+            lambda g: U @ (U.mT @ g * _inverse_root(D, m)),
         )
     if structure == "soap":
         U_L, U_R = torch.linalg.eigh(left).eigenvectors.flip(-1), torch.linalg.eigh(right).eigenvectors.flip(-1)
@@ -176,7 +181,7 @@ def fit_structure(G_samples: Float[Tensor, "samples m n"], structure: Structure,
             (m, n),
             {"U_L": U_L, "U_R": U_R, "D": D},
             lambda: torch.kron(U_R, U_L) @ torch.diag(_vec(D)) @ torch.kron(U_R, U_L).mT,
-            lambda g: U_L @ (U_L.mT @ g @ U_R * D.rsqrt()) @ U_R.mT,
+            lambda g: U_L @ (U_L.mT @ g @ U_R * _inverse_root(D, m + n)) @ U_R.mT,
         )
     blocks = torch.einsum("kai,kbi->iab", G, G) / count
     return FisherFit(
@@ -205,8 +210,9 @@ def compensation_scale(G_samples: Float[Tensor, "samples m n"], U: Float[Tensor,
     m, r = U.shape
     if r >= m:
         raise ValueError(f"a basis of {r} columns in {m} rows leaves nothing to compensate: give one with r < m")
+    _check_samples(G_samples)
     residual = G_samples.square().sum(1) - (U.mT @ G_samples).square().sum(1)
-    return (m - r) ** 0.5 * residual.mean(0).rsqrt()
+    return (m - r) ** 0.5 * residual.mean(0).clamp_min(0).rsqrt()  # infinite where the basis leaves nothing
 
 
 def _vec(A: Float[Tensor, "m n"]) -> Float[Tensor, " mn"]:
@@ -215,6 +221,24 @@ def _vec(A: Float[Tensor, "m n"]) -> Float[Tensor, " mn"]:
 
 
 def _power(A: Float[Tensor, "k k"], exponent: float) -> Float[Tensor, "k k"]:
-    """A power of a symmetric positive definite matrix."""
+    """A power of a symmetric positive semidefinite matrix; eigenvalues that are only rounding count as zero, and stay zero."""
     values, vectors = torch.linalg.eigh(A)
-    return vectors @ torch.diag(values**exponent) @ vectors.mT
+    nonzero = values > values.amax() * len(A) * torch.finfo(A.dtype).eps
+    powers = torch.where(nonzero, torch.where(nonzero, values, 1.0) ** exponent, 0.0)
+    return vectors @ torch.diag(powers) @ vectors.mT
+
+
+def _inverse_root(energy: Tensor, terms: int = 0) -> Tensor:
+    """energy^(-1/2), and 0 where there is none: no more than the squared rounding of sums of so many terms."""
+    floor = energy.amax() * (terms * torch.finfo(energy.dtype).eps) ** 2
+    return torch.where(energy > floor, energy.rsqrt(), 0.0)
+
+
+def _check_samples(G_samples: Tensor) -> None:
+    if not (isinstance(G_samples, Tensor) and G_samples.ndim == 3 and G_samples.is_floating_point()):
+        got = (
+            f"{G_samples.dtype} of shape {tuple(G_samples.shape)}" if isinstance(G_samples, Tensor) else type(G_samples)
+        )
+        raise ValueError(f"G_samples is a floating tensor of shape (samples, m, n), got {got}: stack the gradients")
+    if G_samples.numel() == 0:
+        raise ValueError(f"G_samples is empty, shape {tuple(G_samples.shape)}: give at least one gradient with entries")

@@ -53,7 +53,8 @@ def build_param_groups(
     Raises
     ------
     ValueError
-        An unknown method, a pattern that matches nothing, or a model without a matrix to put under the rule.
+        An unknown method, a pattern that matches nothing, a layer that has no shape yet (`nn.LazyLinear`), or a model
+        without a matrix to put under the rule.
     """
     if method not in DEFAULT_LR:
         raise ValueError(f"method is one of {', '.join(DEFAULT_LR)}, got {method!r}")
@@ -64,8 +65,12 @@ def build_param_groups(
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(
-                f"exclude={pattern!r} matches no parameter: patterns are those of fnmatch, over names like {names[0]}"
+                f"exclude={pattern!r} matches no parameter: patterns are those of fnmatch, over names like "
+                f"{names[0] if names else 'encoder.weight (this model has none)'}"
             )
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet: call the model once before its parameters are sorted")
 
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     linear = {id(m.weight) for m in model.modules() if _is_linear(m)} - embeddings

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from assay.methods.racs_alice._groups import build_param_groups
+from assay.methods.racs_alice._optimizer import require
 
 Method = Literal["adam", "racs", "alice", "alice-zero", "eigen-adam", "galore", "fira", "apollo-mini", "apollo-svd"]
 
@@ -39,12 +40,18 @@ def state_elements(optimizer: Optimizer) -> dict[str, int]:
 def matrix_state(method: Method, m: int, n: int, rank: int) -> int:
     """Numbers kept for one m x n matrix by a method; the orientation does not matter.
 
+    Raises
+    ------
+    ValueError
+        An unknown method, or a rank below 1.
+
     Source: arXiv:2502.07752, Table 1; GaLore's and Fira's basis is counted, as is Apollo's where it is not drawn anew
     from a seed.
     """
     m, n = min(m, n), max(m, n)
     r = min(rank, m)
-    return {
+    require(rank >= 1, "rank", "at least 1", rank)
+    numbers = {
         "adam": 2 * m * n,
         "racs": m + n + 1,
         "alice": 2 * n * r + m * r + n + r * r + 1,
@@ -54,7 +61,9 @@ def matrix_state(method: Method, m: int, n: int, rank: int) -> int:
         "fira": 2 * n * r + m * r + 1,
         "apollo-mini": 2 * n + 2,
         "apollo-svd": 2 * n * r + m * r + 1,
-    }[method]
+    }
+    require(method in numbers, "method", f"one of {', '.join(numbers)}", repr(method))
+    return numbers[method]
 
 
 def memory_report(
@@ -81,6 +90,11 @@ def memory_report(
         Of the low-rank methods.
     last_layer
         As in `build_param_groups`.
+
+    Raises
+    ------
+    ValueError
+        As `matrix_state` and `build_param_groups`.
     """
     groups = build_param_groups(model, "alice", last_layer=last_layer)
     numbers = sum(p.numel() for p in model.parameters())

@@ -1,7 +1,9 @@
 """What the four optimizers share: two rules in one optimizer, orientation, dtypes, errors, and the norm-growth limiter."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -15,7 +17,9 @@ Number = float | int
 logger = logging.getLogger("assay.methods.racs_alice")
 
 ADAM_DEFAULTS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-STATE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+STATE_DTYPES = (torch.float32, torch.float64, torch.bfloat16)  # float16 ends at 6e-8: squared gradients vanish in it
+WHOLE = ("rank", "leading", "interval", "n_iters", "seed")
+REAL = ("beta", "alpha", "alpha_c", "gamma", "eps", "weight_decay")
 
 
 def norm_growth_limiter(norm: Float[Tensor, ""], previous: Float[Tensor, ""], gamma: float) -> Float[Tensor, ""]:
@@ -43,8 +47,8 @@ def norm_growth_limiter(norm: Float[Tensor, ""], previous: Float[Tensor, ""], ga
 class MatrixOptimizer(Optimizer):
     """A matrix rule for some parameter groups, Adam for the others.
 
-    A group carries ``rule="matrix"`` (the default) or ``rule="adam"``. A subclass writes `_check_group` and `_update`,
-    which sees one weight with at most as many rows as columns, in at least float32.
+    A group carries ``rule="matrix"`` (the default) or ``rule="adam"``. A subclass writes `_check_group`, `_shapes` (of
+    its state) and `_update`, which sees one weight with at most as many rows as columns, in at least float32.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class MatrixOptimizer(Optimizer):
             )
         if others:
             rest = {k: v for k, v in group.items() if k not in self.defaults and k not in ("params", "param_names")}
-            rest |= {"rule": "adam", **self._adam, **_take(group, others)}
+            rest = self._adam_group({**rest, "rule": "adam", **self._adam, **_take(group, others)})
             group |= _take(group, [position for position, is_matrix in enumerate(matrix) if is_matrix])
             if group["params"]:
                 self.param_groups.append(group)
@@ -128,19 +132,38 @@ class MatrixOptimizer(Optimizer):
         """Without the matrix rule's settings, which torch filled in."""
         keep = {"rule", "params", "param_names", "initial_lr", *ADAM_DEFAULTS}
         group = {k: v for k, v in group.items() if k in keep or k not in self.defaults}
-        require(float(group["lr"]) >= 0, "lr of an adam group", ">= 0", group["lr"])
-        require(len(group["betas"]) == 2, "betas of an adam group", "two numbers", group["betas"])
-        require(all(0 <= b < 1 for b in group["betas"]), "betas of an adam group", "in [0, 1)", group["betas"])
+        self._check_common(group, " of an adam group")
+        check_betas(group["betas"], 2, "first moment, second moment", " of an adam group")
         return group
 
-    def _check_common(self, group: dict[str, Any]) -> None:
-        require(float(group["lr"]) >= 0, "lr", ">= 0", group["lr"])
-        require(group["eps"] >= 0, "eps", ">= 0", group["eps"])
-        require(group["weight_decay"] >= 0, "weight_decay", ">= 0", group["weight_decay"])
+    def _check_common(self, group: dict[str, Any], where: str = "") -> None:
+        for name in WHOLE:
+            if name in group:
+                require(isinstance(group[name], Integral), name + where, "a whole number", repr(group[name]))
+        for name in REAL:
+            if name in group:
+                fine = isinstance(group[name], Real) and math.isfinite(group[name])
+                require(fine, name + where, "a finite number", repr(group[name]))
+        lr = group["lr"]
+        require(
+            isinstance(lr, Real) or (isinstance(lr, Tensor) and lr.numel() == 1), "lr" + where, "a number", repr(lr)
+        )
+        require(0 <= float(lr) < math.inf, "lr" + where, "finite and >= 0", lr)
+        require(group["eps"] >= 0, "eps" + where, ">= 0", group["eps"])
+        require(group["weight_decay"] >= 0, "weight_decay" + where, ">= 0", group["weight_decay"])
+        if group["rule"] == "adam":
+            return
         if group["state_dtype"] is not None and group["state_dtype"] not in STATE_DTYPES:
-            raise ValueError(f"state_dtype is a floating dtype or None (float32), got {group['state_dtype']}")
+            raise ValueError(
+                f"state_dtype is float32 (None), bfloat16 or float64, got {group['state_dtype']}: choose one whose range "
+                "holds squared gradients"
+            )
 
     def _check_group(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _shapes(self, m: int, n: int, group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """The state tensors of an m x n matrix, m <= n."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ step
@@ -158,18 +181,21 @@ class MatrixOptimizer(Optimizer):
         Raises
         ------
         RuntimeError
-            A sparse gradient; or, with ``check_finite=True``, one that is not finite.
+            A sparse gradient; or, with ``check_finite=True``, one that is not finite or too large to be squared. No
+            weight has moved then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            check_finite = group.get("check_finite", self.defaults["check_finite"])
+            for position, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    _check_gradient(p.grad, group, position, check_finite)
         self._before_step()
         index = 0
         for group in self.param_groups:
-            for position, p in enumerate(group["params"]):
-                if p.grad is not None:
-                    _check_gradient(p.grad, group, position)
             if group["rule"] == "adam":
                 self._adam_step(group)
             else:
@@ -189,7 +215,7 @@ class MatrixOptimizer(Optimizer):
 
     def _matrix_step(self, p: Tensor, group: dict[str, Any], index: int) -> None:
         """Bring weight and gradient into the rule's form (two axes, rows <= columns, at least float32) and update."""
-        dtype = torch.promote_types(group["state_dtype"] or torch.float32, torch.float32)
+        dtype = torch.promote_types(torch.promote_types(group["state_dtype"] or torch.float32, torch.float32), p.dtype)
         whole = _whole(p)
         gradient = _whole(p.grad).reshape(len(p), -1).to(dtype)
         work = whole.reshape(len(p), -1).to(dtype)
@@ -245,7 +271,7 @@ class MatrixOptimizer(Optimizer):
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            lr=group["lr"],
+            lr=float(group["lr"]),
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group.get("maximize", self.defaults["maximize"]),
@@ -257,7 +283,14 @@ class MatrixOptimizer(Optimizer):
     # ----------------------------------------------------------------- state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but every state tensor keeps its own dtype: float32 states of a bfloat16 model stay exact."""
+        """As torch's, but every state tensor keeps its own dtype: float32 states of a bfloat16 model stay exact.
+
+        Raises
+        ------
+        ValueError
+            The state of another optimizer, or of a model of other shapes. Nothing is loaded then.
+        """
+        self._check_state(state_dict)
         super().load_state_dict(state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         for i, p in zip(saved, self._parameters(), strict=True):
@@ -265,6 +298,32 @@ class MatrixOptimizer(Optimizer):
                 if isinstance(value, Tensor):
                     device = value.device if key == "step" else p.device
                     self.state[p][key] = value.detach().to(device=device, copy=True)
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Refuse a state that the next step would stumble over; how many groups and parameters there are torch checks."""
+        who = type(self).__name__
+        for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            needed = {"rule", *(ADAM_DEFAULTS if own["rule"] == "adam" else self.defaults)}
+            if not needed <= set(saved) or saved["rule"] != own["rule"]:
+                raise ValueError(
+                    f"the state has a group that is not {who}'s ({own['rule']} rule): load one that {who} saved, with the "
+                    "same groups"
+                )
+            for position, (p, i) in enumerate(zip(own["params"], saved["params"], strict=False)):
+                state = state_dict["state"].get(i)
+                if not state:
+                    continue
+                if own["rule"] == "adam":
+                    shapes: dict[str, tuple[int, ...]] = {"exp_avg": tuple(p.shape), "exp_avg_sq": tuple(p.shape)}
+                else:
+                    m, n = sorted((len(p), p.numel() // max(1, len(p))))
+                    shapes = self._shapes(m, n, saved)
+                found = {k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor) and k != "step"}
+                if found != shapes:
+                    raise ValueError(
+                        f"the state of {_label(own, position)} is {_listed(found)}, {who} expects {_listed(shapes)}: load "
+                        f"one that {who} saved for the same model"
+                    )
 
     def _parameters(self) -> Iterator[Tensor]:
         return (p for group in self.param_groups for p in group["params"])
@@ -281,6 +340,10 @@ class MatrixOptimizer(Optimizer):
         """Working memory of a matrix's size and layout."""
         m, n = A.shape
         return self._buffer(name, (m, n), A) if A.stride(1) == 1 else self._buffer(name, (n, m), A).mT
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "empty"
 
 
 def zeros(shape: tuple[int, ...], like: Tensor, group: dict[str, Any]) -> Tensor:
@@ -300,10 +363,11 @@ def closed(state: dict[str, Any], names: tuple[str, ...], tensors: list[Tensor])
             state[name].copy_(tensor)
 
 
-def check_betas(betas: Any, count: int, meaning: str) -> None:
+def check_betas(betas: Any, count: int, meaning: str, where: str = "") -> None:
     """Raise ValueError unless there are ``count`` numbers in [0, 1)."""
-    require(isinstance(betas, tuple | list) and len(betas) == count, "betas", f"{count} numbers ({meaning})", betas)
-    require(all(0 <= b < 1 for b in betas), "betas", "in [0, 1)", betas)
+    fine = isinstance(betas, tuple | list) and len(betas) == count and all(isinstance(b, Real) for b in betas)
+    require(fine, "betas" + where, f"{count} numbers ({meaning})", betas)
+    require(all(0 <= b < 1 for b in betas), "betas" + where, "in [0, 1)", betas)
 
 
 def require(fine: bool, name: str, expected: str, got: object) -> None:
@@ -347,12 +411,15 @@ def _sharded_like(p: Any, whole: Tensor) -> Tensor:
     )
 
 
-def _check_gradient(gradient: Tensor, group: Mapping[str, Any], position: int) -> None:
+def _check_gradient(gradient: Tensor, group: Mapping[str, Any], position: int, check_finite: bool) -> None:
     if gradient.is_sparse or gradient.layout != torch.strided:
         raise RuntimeError(
             f"the gradient of {_label(group, position)} is sparse, expected a dense one: build the embedding with sparse=False"
         )
-    if group.get("check_finite") and not bool(torch.isfinite(gradient).all()):
-        raise RuntimeError(
-            f"the gradient of {_label(group, position)} is not finite: lower the learning rate, clip, or skip the step"
-        )
+    if check_finite:
+        energy = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).square().sum()
+        if not bool(torch.isfinite(_whole(energy))):
+            raise RuntimeError(
+                f"the gradient of {_label(group, position)} is not finite, or too large to be squared: lower the learning "
+                "rate, clip, or skip the step"
+            )

@@ -37,15 +37,25 @@ def rank_one_fit(P: Float[Tensor, "m n"], n_iters: int = 5) -> tuple[Float[Tenso
     s : (n,), q : (m,)
         s has the scale of P, q is of order one.
 
+    Raises
+    ------
+    ValueError
+        A matrix without entries, or no round.
+
     Source: arXiv:2502.07752, Proposition 3 and Algorithm 1, lines 3 to 5. Here s is kept in units of P's largest entry while
-    it is squared, so that squared gradients of 1e-20 do not vanish in float32.
+    it is squared, and very small P are lifted by a power of two, so that nothing vanishes in float32 but what P lost itself.
     """
-    tiny = torch.finfo(P.dtype).tiny
+    if P.ndim != 2 or P.numel() == 0:
+        raise ValueError(f"P must be a matrix with at least one row and column, got shape {tuple(P.shape)}")
+    require(n_iters >= 1, "n_iters", "at least 1", n_iters)
     peak = P.amax()
+    tiny = torch.full_like(peak, torch.finfo(P.dtype).tiny)  # P = 0 divides by it
+    lift = torch.where(peak < 2.0**-80, 2.0**100, 1.0).to(P.dtype)
+    lifted = peak * lift
     q = P.new_ones(len(P))
     for _ in range(n_iters):
-        s = torch.mv(P.mT, q).div_(torch.dot(q, q).mul_(peak).clamp_min_(tiny))
-        q = torch.mv(P, s).div_(torch.dot(s, s).mul_(peak).clamp_min_(tiny))
+        s = torch.mv(P.mT, q * lift).div_(torch.addcmul(tiny, torch.dot(q, q), lifted))
+        q = torch.mv(P, s * lift).div_(torch.addcmul(tiny, torch.dot(s, s), lifted))
     return s.mul_(peak), q
 
 
@@ -82,7 +92,8 @@ class RACS(MatrixOptimizer):
     reshape_conv
         Treat a convolution's weight as (out, rest) instead of leaving it to Adam.
     check_finite
-        Raise RuntimeError on a gradient that is not finite (reads one flag back per tensor).
+        Raise RuntimeError on a gradient that is not finite or too large to be squared (1e19), before any weight moves;
+        reads one flag back per tensor. Also for Adam's groups.
 
     Source: arXiv:2502.07752, Algorithm 1.
     """
@@ -125,6 +136,9 @@ class RACS(MatrixOptimizer):
         require(group["gamma"] >= 1, "gamma", ">= 1", group["gamma"])
         require(group["n_iters"] >= 1, "n_iters", "at least 1", group["n_iters"])
 
+    def _shapes(self, m: int, n: int, group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {"s": (n,), "q": (m,), "phi": ()}
+
     def _update(
         self,
         W: Float[Tensor, "m n"],
@@ -136,7 +150,7 @@ class RACS(MatrixOptimizer):
     ) -> None:
         if not state:
             m, n = G.shape
-            state.update(s=zeros((n,), G, group), q=zeros((m,), G, group), phi=zeros((), G, group))
+            state.update({name: zeros(shape, G, group) for name, shape in self._shapes(m, n, group).items()})
         s, q, phi = tensors = opened(state, ("s", "q", "phi"), G.dtype)
         P = torch.mul(G, G, out=self._like("squares", G))
         s_now, q_now = rank_one_fit(P, group["n_iters"])
@@ -146,9 +160,10 @@ class RACS(MatrixOptimizer):
         # ||Gt||^2 = q^-1' P s^-1 where Gt = diag(q)^-1/2 G diag(s)^-1/2: the limiter needs no second matrix.
         rows, columns = (q + group["eps"]).reciprocal_(), (s + group["eps"]).reciprocal_()
         norm = torch.dot(rows, torch.mv(P, columns)).sqrt_()
-        eta = norm_growth_limiter(norm, phi, group["gamma"])
-        # An all-zero gradient leaves phi as it is; W does not move because the update is a multiple of G.
-        phi.copy_(torch.where(s_now.amax() == 0, phi, eta * norm))
+        # A gradient whose squares are all zero (it is, or it is below 1e-22) leaves W and phi as they are.
+        dead = s_now.amax() == 0
+        eta = torch.where(dead, 0.0, norm_growth_limiter(norm, phi, group["gamma"]))
+        phi.copy_(torch.where(dead, phi, eta * norm))
         scaled = torch.mul(G, rows.sqrt_()[:, None], out=P)
         W.addcmul_(scaled, columns.sqrt_().mul_(eta), value=-rate * group["alpha"])
         closed(state, ("s", "q", "phi"), tensors)
