@@ -135,3 +135,58 @@ def test_what_it_refuses(text, tmp_path):
     short.write_text("a\nb\nc\nd\n")
     with pytest.raises(ValueError, match="longer"):
         command.train(text=short, out=tmp_path / "d", **SETTINGS)
+
+
+def test_numbers_out_of_range_are_refused_before_the_folder_is_made(text, tmp_path):
+    for bad in ({"seed": -1}, {"rank": 0}, {"lr": -1.0}, {"lr": float("nan")}, {"adam_lr": float("inf")}):
+        with pytest.raises(InputError, match="--" + next(iter(bad)).replace("_", "-")):
+            command.train(text=text, out=tmp_path / "out", **{**SETTINGS, **bad})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_came_to_nothing_may_be_corrected_in_the_same_folder(text, tmp_path):
+    out, mine = tmp_path / "out", tmp_path / "short.txt"
+    mine.write_text("a\nb\nc\nd\n")
+    with pytest.raises(ValueError, match="longer"):  # after its tokens were written
+        command.train(text=mine, out=out, against="none", **SETTINGS)
+    mine.write_text(TEXT)
+    command.train(text=mine, out=out, against="none", **SETTINGS)
+    assert (out / "report.json").exists()
+    (out / "settings.json").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        command.train(text=mine, out=out, against="none", **SETTINGS)
+    other = tmp_path / "other"
+    with pytest.raises(InputError, match="neither a file"):
+        command.train(text=text, out=other, config="7b", against="none", **SETTINGS)
+    command.train(text=text, out=other, against="none", **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{nope", "valid JSON"),
+        ("[1]", "not a configuration"),
+        ('{"model_type": "vit"}', "no causal language model"),
+        ('{"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8}', "--length 8"),
+        ('{"model_type": "llama", "hidden_size": 15, "num_attention_heads": 4}', "not a multiple of"),
+    ],
+)
+def test_configurations_that_cannot_be_trained_are_told_apart(text, tmp_path, config, says):
+    path = tmp_path / "config.json"
+    path.write_text(config)
+    with pytest.raises(InputError, match=says):
+        command.train(text=text, out=tmp_path / "out", config=str(path), against="none", **SETTINGS)
+
+
+def test_no_model_that_looks_ahead_is_trained(text, tmp_path):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", **small}))
+    fresh, _ = command._opened(str(path), None)
+    windows = torch.randint(257, (2, 17), generator=torch.Generator().manual_seed(0))
+    command._fits(fresh(0), windows, 16)  # made a decoder
+    looking = transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=257, initializer_range=0.5, **small))
+    with pytest.raises(InputError, match="see the tokens after them"):
+        command._fits(looking, windows, 16)
+    with pytest.raises(InputError, match="do not belong together"):
+        command._fits(fresh(0), windows + 100, 16)

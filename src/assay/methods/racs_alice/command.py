@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shutil
 import statistics
@@ -96,6 +97,15 @@ def train(
     for name, value in (("steps", steps), ("batch", batch), ("length", length), ("accumulate", accumulate)):
         if value < 1:
             raise InputError(f"--{name} must be at least 1, got {value}")
+    if seed < 0:
+        raise InputError(f"--seed must be at least 0, got {seed}")
+    if rank is not None and rank < 1:
+        raise InputError(
+            f"--rank must be at least 1, got {rank}: leave it out for a quarter of the smallest matrix side"
+        )
+    for name, rate in (("lr", lr), ("adam-lr", adam_lr)):
+        if rate is not None and not 0 <= rate < math.inf:
+            raise InputError(f"--{name} must be finite and at least 0, got {rate}")
     if config is not None and model is not None:
         raise InputError("--config trains from scratch and --model continues: give one of them")
     # What changes the trajectory: a folder that was begun otherwise is not gone on with.
@@ -113,6 +123,7 @@ def train(
     results: dict[str, dict[str, Any]] = {}
     for side in sides:
         trained = fresh(seed).to(place)
+        _fits(trained, spaced_windows(tokens["train"], 2, length), length)
         groups = build_param_groups(trained, method, lr=lr, adam_lr=adam_lr)
         optimizer, said = _optimizer(side, groups, adam_lr, rank, steps, seed)
         print(f"{side}: {said}, {steps} steps of {batch * accumulate * length:,} tokens")
@@ -150,12 +161,19 @@ _SETTINGS = (
 
 
 def _begin(out: Path, settings: dict[str, Any]) -> None:
-    """Remember what the folder was begun with; refuse to mix two runs."""
+    """Remember what the folder was begun with; refuse to mix two runs. A run that came to no checkpoint is forgotten."""
     kept = out / "settings.json"
     if kept.exists():
-        before = json.loads(kept.read_text(encoding="utf-8"))
+        try:
+            before = json.loads(kept.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{kept} is not JSON, so this is no run of this command: give a new folder") from error
         changed = [k for k in settings if before.get(k) != settings[k]]
-        if changed:
+        begun = (out / "report.json").exists() or any(out.glob("checkpoint-*.pt"))
+        if not begun:
+            for path in out.glob("tokens-*.npy"):
+                path.unlink()  # of another text, or of this one before it was corrected
+        elif changed:
             first = changed[0]
             raise InputError(
                 f"{out} holds a run with --{first.replace('_', '-')} {before.get(first)}, this one has {settings[first]}: "
@@ -170,6 +188,7 @@ def _begin(out: Path, settings: dict[str, Any]) -> None:
 def _opened(config: str | None, model: str | None) -> tuple[Callable[[int], nn.Module], Any]:
     """A function that makes the model to start from, and its tokenizer; None for bytes."""
     import torch
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from assay.lm import load
@@ -194,10 +213,15 @@ def _opened(config: str | None, model: str | None) -> tuple[Callable[[int], nn.M
             )
         try:
             made = AutoConfig.from_pretrained(path)
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
+            said = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise InputError(f"{path} is not a configuration that transformers knows: {' '.join(said[:2])}") from error
+        if type(made) not in AutoModelForCausalLM._model_mapping:
             raise InputError(
-                f"{path} is not a configuration that transformers knows: {str(error).splitlines()[0]}"
-            ) from error
+                f"{path} is of a {made.model_type}, which is no causal language model in transformers: give one"
+            )
+        if hasattr(made, "is_decoder") and not made.is_encoder_decoder:
+            made.is_decoder = True  # BERT and its kin look ahead otherwise
         if any(
             (path.parent / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
         ):
@@ -239,6 +263,34 @@ def _encoded(texts: list[str], tokenizer: Any) -> np.ndarray:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     encoded = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts]
     return np.concatenate([np.asarray([*ids, *end], np.int32) for ids in encoded])
+
+
+def _fits(model: Any, windows: Any, length: int) -> None:
+    """Refuse a model that these windows would break, or whose predictions see the token that they predict."""
+    import torch
+
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and length > longest:
+        raise InputError(
+            f"--length {length} is more than the {longest} positions of the model: give --length {longest}"
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    if int(windows.max()) >= rows:
+        raise InputError(
+            f"the tokenizer makes token {int(windows.max())}, the model has {rows}: they do not belong together"
+        )
+    first = windows[:1, :-1].to(next(model.parameters()).device)
+    changed = first.clone()
+    changed[0, -1] = (first[0, -1] + 1) % rows
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = model(input_ids=torch.cat([first, changed]), use_cache=False).logits[:, :-1].float()
+    model.train(training)
+    if logits.numel() and not torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-3):
+        raise InputError(
+            f"the predictions of a {model.config.model_type} see the tokens after them: give a causal model"
+        )
 
 
 def _device(name: str) -> Any:
