@@ -536,3 +536,19 @@ def test_made_up_cases_are_two_among_all_where_the_seeds_have_different_cases(pr
     half = student_t.ppf(0.975, n - 1) * (2 / (n - 1) / n) ** 0.5
     assert verdict.interval == pytest.approx((-half, half), rel=0.02)
     assert verdict.verdict == ("holds" if half < 0.1 else "open")
+
+
+def test_prompts_of_each_seeds_own_hold_falsely_as_rarely_as_they_should():
+    """Forty prompts, five a seed, and a true difference at the bar: 2.5 % may hold."""
+    draw = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        dense = draw.random((8, 5)) < 0.9
+        sparse = dense & (draw.random((8, 5)) < 0.8 / 0.9)
+
+        def hits(arm, at, seed, found={"a": dense, "b": sparse}):  # noqa: B006
+            return {"hit": Cases(found[arm][seed].astype(float), [f"{seed}-{i}" for i in range(5)])}
+
+        verdict = decide(Experiment(("a", "b"), seeds=tuple(range(8))), hits, "hit[a] - hit[b] <= 0.1").verdict
+        held += verdict == "holds"
+    assert held / 300 <= 0.025 + 3 * (0.025 * 0.975 / 300) ** 0.5
