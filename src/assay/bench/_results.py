@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 import assay
 from assay._errors import InputError
 from assay.bench._figures import exact, many, number, with_interval
+from assay.bench._files import whole_file
 
 VERDICTS = ("holds", "fails", "open", "measured", "not testable here")
 SCALES = ("quick", "full", "paper")
@@ -209,12 +209,8 @@ def _count(seeds: Any) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as beside:
         beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 # What a method's claims come to
