@@ -120,7 +120,6 @@ class DiffusionGenerationConfig:
             ("top_p", self.top_p, self.top_p is None or 0 < self.top_p <= 1, "in (0, 1], or None for no limit"),
             ("alg_temp", self.alg_temp, self.alg_temp is None or self.alg_temp >= 0, "0 or more"),
             ("cfg_scale", self.cfg_scale, self.cfg_scale >= 0, "0 or more"),
-            ("threshold", self.threshold, self.threshold is None or self.threshold >= 0, "0 or more"),
         ):
             if not fits:
                 raise InputError(f"{name} is {value}, expected {expected}: change it in the generation config")
@@ -347,8 +346,11 @@ class Scheduler(Protocol):
     def reset(self, state: GenState) -> None:
         """Called once before the first iteration."""
 
-    def candidates(self, state: GenState) -> tuple[int, int]:
-        """Columns [lo, hi) whose logits are needed: for several rows, the hull of their windows. Only masked columns count."""
+    def candidates(self, state: GenState) -> tuple[int, int] | Int[Tensor, "B 2"]:
+        """Columns [lo, hi) that may be committed next: one window for all rows, or one a row (on the CPU).
+
+        Only masked columns count. Windows of finished rows are ignored.
+        """
         ...
 
     def commit(self, state: GenState, logits: Float[Tensor, "B w V"], draft: Draft) -> Commit:
