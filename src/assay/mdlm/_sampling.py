@@ -152,10 +152,10 @@ def num_transfer(masked: int, steps: int) -> list[int]:
 
     Source: Nie et al. 2025 (LLaDA), released sampler.
     """
-    return [_share(masked, steps, step) for step in range(steps)]
+    return [share(masked, steps, step) for step in range(steps)]
 
 
-def _share(masked: Number, steps: Number, step: Number) -> Number:
+def share(masked: Number, steps: Number, step: Number) -> Number:
     """What step number ``step`` (from 0) of ``steps`` commits of ``masked`` masks; ints, or tensors with an entry a row."""
     return masked // steps + (step < masked % steps)
 

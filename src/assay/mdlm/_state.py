@@ -250,11 +250,11 @@ class ForwardPlan:
 
 @dataclass(kw_only=True, eq=False)
 class Draft:
-    """A token for each candidate, as the loop sampled it. On the model's device.
+    """A token for each candidate, as the loop sampled it. On the model's device, but for the positions.
 
     Attributes
     ----------
-    positions : (w,)
+    positions : (w,), CPU
         Columns of the window that some row has a candidate in, ascending; not always contiguous.
     masked : (B, w)
         Which of them are this row's candidates: masked, in the window, in the region of the row's plan. Only those may
@@ -311,7 +311,7 @@ class Commit:
     Parameters
     ----------
     positions
-        A row's columns, each a candidate of the draft, in any order.
+        A row's columns, each a candidate of the draft, in any order. On the CPU nothing has to be waited for.
     tokens
         Their tokens.
     logp
@@ -325,13 +325,11 @@ class Commit:
     @classmethod
     def where(cls, draft: Draft, chosen: Bool[Tensor, "B w"]) -> "Commit":
         """Commit the draft's own tokens at the chosen places."""
-        chosen = chosen.cpu()  # the one wait for the device in a step
-        rows, places = chosen.nonzero(as_tuple=True)
-        sizes = chosen.sum(1).tolist()
-        return cls(
-            positions=draft.positions[places.to(draft.positions.device)].split(sizes),
-            tokens=draft.tokens[rows.to(draft.tokens.device), places.to(draft.tokens.device)].split(sizes),
-        )
+        # both in one transfer: the only wait for the device in a step
+        flags, tokens = torch.stack([chosen.long(), draft.tokens]).cpu()
+        rows, places = flags.nonzero(as_tuple=True)
+        sizes = flags.sum(1).tolist()
+        return cls(positions=draft.positions[places].split(sizes), tokens=tokens[rows, places].split(sizes))
 
 
 @runtime_checkable
