@@ -1,0 +1,62 @@
+"""Masked-diffusion language models: the backbone of LLaDA, Dream and SDAR, its region cache, and the generation loop.
+
+A masked-diffusion model fills in a canvas: a prompt followed by [MASK] tokens, of which every call proposes all and a
+scheduler commits some. One class runs every family (full or block-causal attention, shifted logits or not), at the size of
+a released checkpoint or of a model that trains on two cores.
+
+Reach for it to run such a checkpoint, to train a small one, or to plug in a scheduler or a cache policy of your own::
+
+    model = MaskedDiffusionLM.from_checkpoint("GSAI-ML/LLaDA-8B-Instruct-folder", dtype=torch.bfloat16, device="cuda")
+    logits = model(canvas).logits           # (B, T, V); logits[:, j] is about the token AT position j, in every family
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from assay._extras import extras
+
+if TYPE_CHECKING:
+    from assay.mdlm._cache import FrozenRegionError, RegionCache
+    from assay.mdlm._config import MDLMConfig
+    from assay.mdlm._masks import block_causal_mask, block_index, positions_from_padding, two_stream_mask
+    from assay.mdlm._model import Counters, MaskedDiffusionLM, MDLMOutput
+    from assay.mdlm.checkpoints import UnsupportedCheckpointError
+
+_HOMES = {
+    "Counters": "_model",
+    "FrozenRegionError": "_cache",
+    "MDLMConfig": "_config",
+    "MDLMOutput": "_model",
+    "MaskedDiffusionLM": "_model",
+    "RegionCache": "_cache",
+    "UnsupportedCheckpointError": "checkpoints",
+    "block_causal_mask": "_masks",
+    "block_index": "_masks",
+    "positions_from_padding": "_masks",
+    "two_stream_mask": "_masks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import assay.mdlm` alone does not load torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with extras("lm"):
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "Counters",
+    "FrozenRegionError",
+    "MDLMConfig",
+    "MDLMOutput",
+    "MaskedDiffusionLM",
+    "RegionCache",
+    "UnsupportedCheckpointError",
+    "block_causal_mask",
+    "block_index",
+    "positions_from_padding",
+    "two_stream_mask",
+]
