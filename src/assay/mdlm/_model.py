@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -473,11 +473,11 @@ class MaskedDiffusionLM(PreTrainedModel):
     def from_checkpoint(
         cls,
         path: str | Path,
-        dtype: torch.dtype | str = "auto",
+        dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         family: str | None = None,
         mask_token_id: int | None = None,
-        block_size: int = 4,
+        block_size: int | None = None,
     ) -> "MaskedDiffusionLM":
         """A checkpoint of any family, by the names of its own weights; see `assay.mdlm.checkpoints.from_checkpoint`."""
         from assay.mdlm.checkpoints import from_checkpoint
@@ -491,11 +491,12 @@ class MaskedDiffusionLM(PreTrainedModel):
         mask_token_id: int,
         logit_shift: bool = True,
         gguf_file: str | None = None,
+        mask_init: Literal["keep", "mean"] = "keep",
     ) -> "MaskedDiffusionLM":
         """An autoregressive model as a start for diffusion; see `assay.mdlm.checkpoints.from_autoregressive`."""
         from assay.mdlm.checkpoints import from_autoregressive
 
-        return from_autoregressive(model_or_path, mask_token_id, logit_shift, gguf_file)
+        return from_autoregressive(model_or_path, mask_token_id, logit_shift, gguf_file, mask_init)
 
     def export_family(self, family: str, folder: str | Path) -> None:
         """Write the weights under a family's own names; see `assay.mdlm.checkpoints.export_family`."""
