@@ -18,20 +18,70 @@ from assay._extras import extras
 if TYPE_CHECKING:
     from assay.mdlm._cache import FrozenRegionError, RegionCache
     from assay.mdlm._config import MDLMConfig
+    from assay.mdlm._generate import diffusion_generate
     from assay.mdlm._masks import block_causal_mask, block_index, positions_from_padding, two_stream_mask
     from assay.mdlm._model import Counters, MaskedDiffusionLM, MDLMOutput
+    from assay.mdlm._policies import DualCache, ExactBlockCache, NoCache, PrefixCache
+    from assay.mdlm._sampling import (
+        add_gumbel,
+        confidence,
+        filter_logits,
+        log_probability,
+        most_confident,
+        num_transfer,
+    )
+    from assay.mdlm._schedulers import DreamSchedule, LowConfidenceDynamic, LowConfidenceStatic, Sequential
+    from assay.mdlm._state import (
+        CachePolicy,
+        Commit,
+        DecodingTrace,
+        DiffusionGenerationConfig,
+        DiffusionOutput,
+        Draft,
+        ForwardPlan,
+        GenState,
+        Scheduler,
+        SchedulerError,
+        SchedulerStall,
+    )
     from assay.mdlm.checkpoints import UnsupportedCheckpointError
 
 _HOMES = {
+    "CachePolicy": "_state",
+    "Commit": "_state",
     "Counters": "_model",
+    "DecodingTrace": "_state",
+    "DiffusionGenerationConfig": "_state",
+    "DiffusionOutput": "_state",
+    "Draft": "_state",
+    "DreamSchedule": "_schedulers",
+    "DualCache": "_policies",
+    "ExactBlockCache": "_policies",
+    "ForwardPlan": "_state",
     "FrozenRegionError": "_cache",
+    "GenState": "_state",
+    "LowConfidenceDynamic": "_schedulers",
+    "LowConfidenceStatic": "_schedulers",
     "MDLMConfig": "_config",
     "MDLMOutput": "_model",
     "MaskedDiffusionLM": "_model",
+    "NoCache": "_policies",
+    "PrefixCache": "_policies",
     "RegionCache": "_cache",
+    "Scheduler": "_state",
+    "SchedulerError": "_state",
+    "SchedulerStall": "_state",
+    "Sequential": "_schedulers",
     "UnsupportedCheckpointError": "checkpoints",
+    "add_gumbel": "_sampling",
     "block_causal_mask": "_masks",
     "block_index": "_masks",
+    "confidence": "_sampling",
+    "diffusion_generate": "_generate",
+    "filter_logits": "_sampling",
+    "log_probability": "_sampling",
+    "most_confident": "_sampling",
+    "num_transfer": "_sampling",
     "positions_from_padding": "_masks",
     "two_stream_mask": "_masks",
 }
@@ -48,15 +98,41 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "CachePolicy",
+    "Commit",
     "Counters",
+    "DecodingTrace",
+    "DiffusionGenerationConfig",
+    "DiffusionOutput",
+    "Draft",
+    "DreamSchedule",
+    "DualCache",
+    "ExactBlockCache",
+    "ForwardPlan",
     "FrozenRegionError",
+    "GenState",
+    "LowConfidenceDynamic",
+    "LowConfidenceStatic",
     "MDLMConfig",
     "MDLMOutput",
     "MaskedDiffusionLM",
+    "NoCache",
+    "PrefixCache",
     "RegionCache",
+    "Scheduler",
+    "SchedulerError",
+    "SchedulerStall",
+    "Sequential",
     "UnsupportedCheckpointError",
+    "add_gumbel",
     "block_causal_mask",
     "block_index",
+    "confidence",
+    "diffusion_generate",
+    "filter_logits",
+    "log_probability",
+    "most_confident",
+    "num_transfer",
     "positions_from_padding",
     "two_stream_mask",
 ]

@@ -129,11 +129,6 @@ class ExactBlockCache(CachePolicy):
             raise InputError(
                 "ExactBlockCache is for block models, and this one has full attention: use PrefixCache or NoCache"
             )
-        if state.config.block_length != model.config.block_size:
-            raise InputError(
-                f"block_length is {state.config.block_length}, and the model's blocks have {model.config.block_size}: "
-                "leave block_length out"
-            )
         self._written = [0] * len(state.rows)  # columns left of it are in the cache
 
     def plan(self, state: GenState) -> Sequence[ForwardPlan]:

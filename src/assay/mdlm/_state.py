@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from assay._errors import InputError
@@ -221,6 +221,15 @@ class GenState:
         start = torch.where(width > 0, inside.int().argmax(1), self.length)
         return start, start + width
 
+    def keep(self, kept: Int[Tensor, "k"]) -> None:
+        """Let the other rows go. The cache is not touched."""
+        shared = self.host is self.x
+        for name in ("rows", "prompt_len", "pad", "block_of", "commits", "last_commit", "finished"):
+            setattr(self, name, getattr(self, name)[kept])
+        device = self.x.device
+        self.x, self.position_ids = self.x[kept.to(device)], self.position_ids[kept.to(device)]
+        self.host = self.x if shared else self.host[kept]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardPlan:
@@ -270,16 +279,17 @@ class Draft:
     tokens: Int[Tensor, "B w"]
     raw: Float[Tensor, "B w V"]
     generator: torch.Generator
-    filtered: Float[Tensor, "n V"] | None = None  # rows of the candidates, row-major; None: equal to raw
+    where: tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None = None  # (row, place) of the candidates; None: every place
+    filtered: Float[Tensor, "n V"] | None = None  # a row for each candidate; None: equal to raw
 
     @cached_property
     def logits(self) -> Float[Tensor, "B w V"]:
         """Logits after temperature and filters (-inf where filtered out)."""
         if self.filtered is None:
             return self.raw
-        dense = torch.zeros_like(self.raw)
-        dense[self.masked] = self.filtered
-        return dense
+        if self.where is None:
+            return self.filtered.view_as(self.raw)
+        return torch.zeros_like(self.raw).index_put_(self.where, self.filtered)
 
     @cached_property
     def logp(self) -> Float[Tensor, "B w"]:
@@ -287,21 +297,24 @@ class Draft:
 
         At temperature 0: under the softmax of the filtered logits at temperature 1.
         """
-        return self._spread(_sampling.log_probability(self._candidates("filtered"), self.tokens[self.masked]), 0.0)
+        logits = self.of_candidates(self.raw) if self.filtered is None else self.filtered
+        return self.spread(_sampling.log_probability(logits, self.of_candidates(self.tokens)), 0.0)
 
     def confidence(self, kind: Confidence, source: Source) -> Float[Tensor, "B w"]:
         """Confidence (float64) of each candidate, -inf elsewhere; see `assay.mdlm.confidence`."""
-        logits = self._candidates(source)
-        values = _sampling.confidence(kind, logits, self.tokens[self.masked], self.generator)
-        return self._spread(values, -torch.inf)
+        logits = self.of_candidates(self.raw) if source == "raw" or self.filtered is None else self.filtered
+        values = _sampling.confidence(kind, logits, self.of_candidates(self.tokens), self.generator)
+        return self.spread(values, -torch.inf)
 
-    def _candidates(self, source: Source) -> Float[Tensor, "n V"]:
-        return self.raw[self.masked] if source == "raw" or self.filtered is None else self.filtered
+    def of_candidates(self, values: Shaped[Tensor, "B w *rest"]) -> Shaped[Tensor, "n *rest"]:
+        """The entries at candidates, row by row; without a copy if every place is one."""
+        return values.flatten(0, 1) if self.where is None else values[self.where]
 
-    def _spread(self, values: Float[Tensor, "n"], elsewhere: float) -> Float[Tensor, "B w"]:
-        dense = values.new_full(self.masked.shape, elsewhere)
-        dense[self.masked] = values
-        return dense
+    def spread(self, values: Shaped[Tensor, "n"], elsewhere: float) -> Shaped[Tensor, "B w"]:
+        """The inverse of `of_candidates`: one value for each candidate, and another where there is none."""
+        if self.where is None:
+            return values.view(self.masked.shape)
+        return values.new_full(self.masked.shape, elsewhere).index_put_(self.where, values)
 
 
 @dataclass(eq=False)
@@ -342,7 +355,8 @@ class Scheduler(Protocol):
         return repr(self)
 
     def reset(self, state: GenState) -> None:
-        """Called once before the first iteration."""
+        """Called once before the first iteration, with all rows of the call."""
+        return
 
     def candidates(self, state: GenState) -> tuple[int, int] | Int[Tensor, "B 2"]:
         """Columns [lo, hi) that may be committed next: one window for all rows, or one a row (on the CPU).
@@ -376,7 +390,14 @@ class CachePolicy(Protocol):
         return repr(self)
 
     def reset(self, state: GenState, model: Any) -> None:
-        """Called once before the first iteration; raises InputError if the model does not fit the policy."""
+        """Called once before the first iteration, with all rows of the call.
+
+        Raises
+        ------
+        InputError
+            If the model does not fit the policy.
+        """
+        return
 
     def plan(self, state: GenState) -> ForwardPlan | Sequence[ForwardPlan]:
         """The next forward: one plan for all rows, or one a row.
@@ -422,6 +443,8 @@ class DiffusionOutput:
         Sums over the calls of columns whose Q was computed and of keys attended, over all rows (guidance doubles them).
     row_steps, row_forwards, row_token_forwards, row_kv_columns : (B,)
         The same, a row: what it would count if it ran alone (except for its pads).
+    row_filled : (B,)
+        Columns that the EOS rule or a stop filled.
     trace
         `DecodingTrace`, if asked for.
     timings
@@ -440,6 +463,7 @@ class DiffusionOutput:
     row_forwards: Int[Tensor, "B"]
     row_token_forwards: Int[Tensor, "B"]
     row_kv_columns: Int[Tensor, "B"]
+    row_filled: Int[Tensor, "B"]
     trace: DecodingTrace | None
     timings: dict[str, float]
     stats: dict[str, Any]
