@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from assay.mdlm._cache import FrozenRegionError, RegionCache
     from assay.mdlm._config import MDLMConfig
     from assay.mdlm._generate import diffusion_generate
+    from assay.mdlm._losses import (
+        Noised,
+        block_diffusion_loss,
+        cart_weights,
+        cut_rows,
+        log_likelihood,
+        mask_rates,
+        mask_tokens,
+        masked_diffusion_loss,
+    )
     from assay.mdlm._masks import block_causal_mask, block_index, positions_from_padding, two_stream_mask
     from assay.mdlm._model import Counters, MaskedDiffusionLM, MDLMOutput
     from assay.mdlm._policies import DualCache, ExactBlockCache, NoCache, PrefixCache
@@ -44,6 +54,7 @@ if TYPE_CHECKING:
         SchedulerError,
         SchedulerStall,
     )
+    from assay.mdlm._training import Training, TrainingPlan
     from assay.mdlm.checkpoints import UnsupportedCheckpointError
 
 _HOMES = {
@@ -66,20 +77,30 @@ _HOMES = {
     "MDLMOutput": "_model",
     "MaskedDiffusionLM": "_model",
     "NoCache": "_policies",
+    "Noised": "_losses",
     "PrefixCache": "_policies",
     "RegionCache": "_cache",
     "Scheduler": "_state",
     "SchedulerError": "_state",
     "SchedulerStall": "_state",
     "Sequential": "_schedulers",
+    "Training": "_training",
+    "TrainingPlan": "_training",
     "UnsupportedCheckpointError": "checkpoints",
     "add_gumbel": "_sampling",
     "block_causal_mask": "_masks",
+    "block_diffusion_loss": "_losses",
     "block_index": "_masks",
+    "cart_weights": "_losses",
     "confidence": "_sampling",
+    "cut_rows": "_losses",
     "diffusion_generate": "_generate",
     "filter_logits": "_sampling",
+    "log_likelihood": "_losses",
     "log_probability": "_sampling",
+    "mask_rates": "_losses",
+    "mask_tokens": "_losses",
+    "masked_diffusion_loss": "_losses",
     "most_confident": "_sampling",
     "num_transfer": "_sampling",
     "positions_from_padding": "_masks",
@@ -117,20 +138,30 @@ __all__ = [
     "MDLMOutput",
     "MaskedDiffusionLM",
     "NoCache",
+    "Noised",
     "PrefixCache",
     "RegionCache",
     "Scheduler",
     "SchedulerError",
     "SchedulerStall",
     "Sequential",
+    "Training",
+    "TrainingPlan",
     "UnsupportedCheckpointError",
     "add_gumbel",
     "block_causal_mask",
+    "block_diffusion_loss",
     "block_index",
+    "cart_weights",
     "confidence",
+    "cut_rows",
     "diffusion_generate",
     "filter_logits",
+    "log_likelihood",
     "log_probability",
+    "mask_rates",
+    "mask_tokens",
+    "masked_diffusion_loss",
     "most_confident",
     "num_transfer",
     "positions_from_padding",
