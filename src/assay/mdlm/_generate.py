@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -44,6 +44,7 @@ LogitsProcessor = Callable[[GenState, Tensor, Tensor], Tensor]
 Stopping = Callable[[GenState], Tensor]
 
 
+@runtime_checkable
 class Streamer(Protocol):
     """What transformers' streamers are: `put` takes the prompt, then each run of tokens that is final; `end` closes."""
 
