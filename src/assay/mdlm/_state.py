@@ -310,7 +310,7 @@ class Draft:
         """The entries at candidates, row by row; without a copy if every place is one."""
         return values.flatten(0, 1) if self.where is None else values[self.where]
 
-    def spread(self, values: Shaped[Tensor, "n"], elsewhere: float) -> Shaped[Tensor, "B w"]:
+    def spread(self, values: Shaped[Tensor, "n"], elsewhere: int | float) -> Shaped[Tensor, "B w"]:
         """The inverse of `of_candidates`: one value for each candidate, and another where there is none."""
         if self.where is None:
             return values.view(self.masked.shape)
