@@ -16,7 +16,7 @@ fifth in *hard*.
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ LENGTH = PROMPT_LENGTH + ANSWER_LENGTH
 #: The token of each id, as `text` writes it.
 SIGNS = "0123456789+-=;#?^$_|"
 
-Split = Literal["easy", "hard"]
 #: The share of ``=`` steps in each split. Training uses that of *easy*.
 SET_SHARE: dict[str, float] = {"easy": 0.5, "hard": 0.2}
 #: Problems of each split's fixed list, and of its list for tuning.
@@ -161,7 +160,7 @@ def _reads_as_answer(given: Sequence[int]) -> bool:
     )
 
 
-def problems(split: Split, count: int = LISTED, *, tuning: bool = False) -> Problems:
+def problems(split: str, count: int = LISTED, *, tuning: bool = False) -> Problems:
     """The first problems of a split's fixed list: the same ones in every seed and on every machine.
 
     Parameters
@@ -178,8 +177,7 @@ def problems(split: Split, count: int = LISTED, *, tuning: bool = False) -> Prob
     InputError
         If there is no such split, or it has fewer problems.
     """
-    if split not in SET_SHARE:
-        raise InputError(f"there is no split {split!r} of run sums: use easy or hard")
+    _share(split)
     listed = TUNING if tuning else LISTED
     if not 1 <= count <= listed:
         raise InputError(
@@ -189,7 +187,7 @@ def problems(split: Split, count: int = LISTED, *, tuning: bool = False) -> Prob
     return _lists()[split, tuning].first(count)
 
 
-def draw(count: int, split: Split, seed: int | Sequence[int]) -> Problems:
+def draw(count: int, split: str, seed: int | Sequence[int]) -> Problems:
     """Fresh problems for training, none of which stands in a fixed list.
 
     Parameters
@@ -201,11 +199,11 @@ def draw(count: int, split: Split, seed: int | Sequence[int]) -> Problems:
     seed
         Of NumPy's generator: the same seed gives the same problems.
     """
-    generator = np.random.default_rng(seed)
+    generator, share = np.random.default_rng(seed), _share(split)
     taken = _listed_prompts()
-    prompts = _random_prompts(count, SET_SHARE[split], generator)
+    prompts = _random_prompts(count, share, generator)
     while known := [row for row, prompt in enumerate(prompts.tolist()) if bytes(prompt) in taken]:
-        prompts[known] = _random_prompts(len(known), SET_SHARE[split], generator)
+        prompts[known] = _random_prompts(len(known), share, generator)
     return Problems(prompts, solve(prompts), tuple(f"fresh-{row}" for row in range(count)))
 
 
@@ -226,6 +224,12 @@ def tokens(signs: str) -> Int[Tensor, " length"]:
     if unknown := set(signs) - set(SIGNS):
         raise InputError(f"{sorted(unknown)[0]!r} is no sign of a run sum: use {' '.join(SIGNS)}")
     return torch.tensor([SIGNS.index(sign) for sign in signs], dtype=torch.int64)
+
+
+def _share(split: str) -> float:
+    if split not in SET_SHARE:
+        raise InputError(f"there is no split {split!r} of run sums: use easy or hard")
+    return SET_SHARE[split]
 
 
 def _random_prompts(count: int, set_share: float, generator: np.random.Generator) -> Tensor:
