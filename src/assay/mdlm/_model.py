@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -230,7 +230,7 @@ class MaskedDiffusionLM(PreTrainedModel):
         input_ids: Int[Tensor, "batch canvas"] | None = None,
         inputs_embeds: Float[Tensor, "batch canvas d"] | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Int[Tensor, "_ canvas"] | None = None,
+        position_ids: Int[Tensor, "_ _"] | None = None,
         cache: RegionCache | None = None,
         region: Span | None = None,
         see: Span | None = None,
@@ -287,6 +287,8 @@ class MaskedDiffusionLM(PreTrainedModel):
         batch, canvas = self._canvas(input_ids, inputs_embeds)
         a, e = region = self._region(region, canvas, cache)
         see = self._see(see, region, canvas)
+        if attention_mask is not None:
+            _check_mask(attention_mask, batch, canvas)
         shared = position_ids is None
         if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
             position_ids, shared = positions_from_padding(attention_mask), False
@@ -413,10 +415,6 @@ class MaskedDiffusionLM(PreTrainedModel):
         if attention_mask is not None and attention_mask.ndim == 4:
             parts.append(_query_rows(attention_mask, region, computed, canvas)[..., lo:hi])
         elif attention_mask is not None:
-            if attention_mask.ndim != 2 or attention_mask.shape[1] != canvas:
-                raise InputError(
-                    f"attention_mask must be (B, {canvas}) or (B, 1, Q, {canvas}), got the shape {tuple(attention_mask.shape)}"
-                )
             parts.append((attention_mask != 0)[:, None, None, lo:hi])
         if self.config.attention == "block" and (attention_mask is None or attention_mask.ndim == 2):
             assert self.config.block_size is not None
@@ -491,7 +489,7 @@ class MaskedDiffusionLM(PreTrainedModel):
         mask_token_id: int,
         logit_shift: bool = True,
         gguf_file: str | None = None,
-        mask_init: Literal["keep", "mean"] = "keep",
+        mask_init: str = "keep",
     ) -> "MaskedDiffusionLM":
         """An autoregressive model as a start for diffusion; see `assay.mdlm.checkpoints.from_autoregressive`."""
         from assay.mdlm.checkpoints import from_autoregressive
@@ -571,14 +569,19 @@ class _Wanted:
         return hidden.gather(1, picked[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
+def _check_mask(mask: Tensor, batch: int, canvas: int) -> None:
+    padding = mask.ndim == 2
+    visible = mask.ndim == 4 and mask.shape[1] == 1 and mask.dtype == torch.bool
+    if not (padding or visible) or mask.shape[0] not in (1, batch) or mask.shape[-1] != canvas:
+        raise InputError(
+            f"attention_mask must be (B, T) = ({batch}, {canvas}), or bool (B, 1, Q, {canvas}) where True is visible, got "
+            f"{mask.dtype} of shape {tuple(mask.shape)}"
+        )
+
+
 def _query_rows(mask: Tensor, region: Span, computed: Span, canvas: int) -> Tensor:
     """The rows of a (B, 1, Q, T) mask for the computed columns."""
     queries = mask.shape[2]
-    if mask.dtype != torch.bool or mask.shape[1] != 1 or mask.shape[3] != canvas:
-        raise InputError(
-            f"a 4-dimensional attention_mask must be bool (B, 1, Q, {canvas}), True = visible, got {mask.dtype} of shape "
-            f"{tuple(mask.shape)}"
-        )
     if queries == canvas:
         return mask[:, :, computed[0] : computed[1]]
     if queries == 1 or (queries == region[1] - region[0] and computed == region):

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -105,7 +105,7 @@ def from_autoregressive(
     mask_token_id: int,
     logit_shift: bool = True,
     gguf_file: str | None = None,
-    mask_init: Literal["keep", "mean"] = "keep",
+    mask_init: str = "keep",
 ) -> MaskedDiffusionLM:
     """An autoregressive LLaMA, Qwen2 or Qwen3 model with full attention: the start of a masked-diffusion model.
 
