@@ -86,6 +86,7 @@ class LongestStablePrefix(Scheduler):
         self.rule, self.stability, self.word_safe = rule, stability, word_safe
         self._ids: list[int] | None = None
         self._mask: Tensor | None = None
+        self._by_profile = isinstance(delimiters, str)
         self._described = "none"
         if isinstance(delimiters, str) or callable(delimiters):
             if tokenizer is None:
@@ -153,7 +154,7 @@ class LongestStablePrefix(Scheduler):
         SchedulerError
             If the cache policy computes columns right of a row's boundary and leaves out the boundary itself.
         """
-        delimiters, words = self._tables or self._make_tables(logits.shape[-1], logits.device)
+        delimiters, words = self._tables or self._make_tables(logits.shape[-1], state.eos_id, logits.device)
         flips = self._diagnostics.compare(state, draft)
         stable = self._stable(state, draft)
         margins = _margins(logits, draft.tokens)
@@ -210,7 +211,7 @@ class LongestStablePrefix(Scheduler):
         stats["snapped_share"] = reasons.count("delimiter") / len(reasons) if reasons else None
         return Commit(columns, blocks)
 
-    def _make_tables(self, vocab: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def _make_tables(self, vocab: int, eos: int | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Delimiters and word starts over the model's vocabulary, which may be larger than the tokenizer's."""
         if self._ids is not None:
             mask = mask_of_ids(self._ids, vocab)
@@ -223,6 +224,8 @@ class LongestStablePrefix(Scheduler):
                         "model's own tokenizer"
                     )
                 mask[: len(self._mask)] = self._mask[:vocab].cpu()
+            if self._by_profile and eos is not None:
+                mask[eos] = True  # the model's, whatever the tokenizer calls its own
         words = None
         if self._word_starts is not None:
             words = torch.ones(vocab, dtype=torch.bool)
