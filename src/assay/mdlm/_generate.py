@@ -75,7 +75,7 @@ def diffusion_generate(
     model
         The model.
     input_ids : (B, L0), or B prompts of any lengths
-        Prompts of different lengths are padded on the left; each row's result equals its result alone.
+        Prompts of different lengths are padded on the left; at temperature 0 each row's result equals its result alone.
     config
         How.
     scheduler
@@ -172,6 +172,8 @@ class _Run:
             )
         self.mask = self._attention_mask()
         self.shown = 0  # columns that the streamer was given
+        self.eos = -1 if state.eos_id is None else state.eos_id
+        self.has_eos = False  # whether an EOS was ever committed
 
     # --- the loop
 
@@ -222,8 +224,10 @@ class _Run:
             window = _spans(self.scheduler.candidates(state), len(state.rows))
         with clock("policy"):
             groups, region = self._groups(self.policy.plan(state))
-        open_columns = _inside(window, state.length) & _inside(region, state.length) & ~state.finished[:, None]
-        candidates = open_columns & state.masked
+        lo, hi = torch.maximum(window, region)[:, :1], torch.minimum(window, region)[:, 1:]
+        every = torch.arange(state.length)
+        open_columns = (every >= lo) & (every < hi)
+        candidates = open_columns & state.masked  # finished rows have none
         open_columns &= candidates.any(1, keepdim=True)
         columns = open_columns.any(0).nonzero()[:, 0]
         with clock("forward"):
@@ -299,20 +303,19 @@ class _Run:
         """Logits (rows, n, V) of the columns, guided if asked for."""
         state, model = self.state, self.model
         inputs, cache, index = self._inputs(plan, rows)
-        before = dataclasses.astuple(model.counters)
+        before = dataclasses.replace(model.counters)
         logits = model(**inputs, cache=cache, write=plan.write, logits_for=columns).logits
-        calls, tokens, keys = (
-            now - then for now, then in zip(dataclasses.astuple(model.counters), before, strict=True)
-        )
+        tokens = model.counters.token_forwards - before.token_forwards
+        keys = model.counters.kv_columns - before.kv_columns
         if cache is not None and index is not None:
             lo, hi = plan.region if plan.write == "all" else (0, 0) if plan.write == "none" else plan.write
             state.cache.keys[:, index, :, lo:hi] = cache.keys[:, :, :, lo:hi]
             state.cache.values[:, index, :, lo:hi] = cache.values[:, :, :, lo:hi]
         members = state.rows if rows is None else state.rows[rows]
-        self.forwards += calls
+        self.forwards += 1
         self.token_forwards += tokens
         self.kv_columns += keys
-        self.row_forwards[members] += calls
+        self.row_forwards[members] += 1
         self.row_tokens[members] += tokens // len(members)
         self.row_keys[members] += keys // len(members)
         if state.config.cfg_scale:
@@ -423,7 +426,7 @@ class _Run:
         rows = torch.arange(batch).repeat_interleave(sizes)
         columns = torch.cat(list(commit.positions)).cpu().long()
         tokens = torch.cat(list(commit.tokens)).cpu().long()
-        self._check(rows, columns, tokens, sizes, candidates)
+        written = self._checked(rows, columns, tokens, candidates)
         state.host[rows, columns] = tokens
         if state.host is not state.x:
             device = state.x.device
@@ -431,10 +434,9 @@ class _Run:
         active = sizes > 0
         state.commits += active
         self.row_steps[state.rows] = state.commits
-        edges = columns.new_empty(batch, 2)
-        edges[:, 0] = columns.new_full((batch,), state.length).scatter_reduce_(0, rows, columns, "amin")
-        edges[:, 1] = columns.new_zeros(batch).scatter_reduce_(0, rows, columns + 1, "amax")
+        edges = torch.stack([written.int().argmax(1), state.length - written.flip(1).int().argmax(1)], dim=1)
         state.last_commit = torch.where(active[:, None], edges, state.last_commit)
+        self.has_eos = self.has_eos or bool((tokens == self.eos).any())
         if self.trace is not None:
             self.trace.steps[state.rows[rows], columns] = state.commits[rows]
             self.trace.tokens[state.rows[rows], columns] = tokens
@@ -447,43 +449,50 @@ class _Run:
         own = draft.tokens.cpu()[rows, place] == tokens
         return torch.where(own, draft.logp.cpu()[rows, place], 0.0)
 
-    def _check(self, rows: Tensor, columns: Tensor, tokens: Tensor, sizes: Tensor, candidates: Tensor) -> None:
-        name, state = self.scheduler.name, self.state
+    def _checked(self, rows: Tensor, columns: Tensor, tokens: Tensor, candidates: Tensor) -> Tensor:
+        """Where a commit writes (B, T)."""
+        name, step = self.scheduler.name, self.state.step
         if len(tokens) != len(columns):
             raise SchedulerError(
                 f"{name} returned {len(columns)} positions and {len(tokens)} tokens: give a token a position"
             )
-        stalled = (sizes == 0) & candidates.any(1)
+        if len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < self.state.length:
+            raise SchedulerError(
+                f"{name} committed columns {int(columns.min())} to {int(columns.max())} at step {step} of a canvas of "
+                f"{self.state.length}: choose among draft.positions"
+            )
+        written = torch.zeros_like(candidates)
+        written[rows, columns] = True
+        if (written & ~candidates).any():
+            row, column = (written & ~candidates).nonzero()[0].tolist()
+            raise SchedulerError(
+                f"{name} committed column {column} of row {int(self.state.rows[row])} at step {step}, which is committed "
+                "already or outside the window: choose among draft.masked"
+            )
+        if int(written.sum()) != len(columns):
+            raise SchedulerError(f"{name} committed a column twice at step {step}: return each position once")
+        stalled = candidates.any(1) & ~written.any(1)
         if stalled.any():
-            row = int(state.rows[stalled][0])
             raise SchedulerStall(
-                f"{name} committed nothing in row {row} at step {state.step}: commit at least one candidate"
+                f"{name} committed nothing in row {int(self.state.rows[stalled][0])} at step {step}: commit at least one "
+                "candidate"
             )
-        inside = (columns >= 0) & (columns < state.length)
-        allowed = candidates[rows, columns.clamp(0, state.length - 1)] & inside
-        if not allowed.all():
-            at = int((~allowed).nonzero()[0])
+        lowest, highest = int(tokens.min()), int(tokens.max())
+        if not 0 <= lowest <= highest < self.model.config.vocab_size or (tokens == self.state.mask_id).any():
             raise SchedulerError(
-                f"{name} committed column {int(columns[at])} of row {int(state.rows[rows[at]])} at step {state.step}, which is "
-                "committed already or outside the window: choose among draft.masked"
+                f"{name} committed tokens from {lowest} to {highest} at step {step}, expected ids below "
+                f"{self.model.config.vocab_size} other than the mask's {self.state.mask_id}"
             )
-        if len(torch.unique(rows * state.length + columns)) != len(columns):
-            raise SchedulerError(f"{name} committed a column twice at step {state.step}: return each position once")
-        sound = (tokens >= 0) & (tokens < self.model.config.vocab_size) & (tokens != state.mask_id)
-        if not sound.all():
-            raise SchedulerError(
-                f"{name} committed token {int(tokens[~sound][0])} at step {state.step}, expected an id of the vocabulary other "
-                "than the mask"
-            )
+        return written
 
     # --- the end of a row
 
     def _apply_eos_rule(self) -> None:
         """Where an EOS and all left of it is committed, the rest of the row becomes EOS."""
         state = self.state
-        if state.config.eos_policy != "fill" or state.eos_id is None or not state.config.max_new_tokens:
+        if state.config.eos_policy != "fill" or not self.has_eos:
             return
-        is_eos = state.host[:, state.canvas_start :] == state.eos_id
+        is_eos = state.host[:, state.canvas_start :] == self.eos
         first = torch.where(is_eos.any(1), state.canvas_start + is_eos.int().argmax(1), state.length)
         self._fill(torch.where(first < self._first_mask(), first + 1, state.length))
 
@@ -497,18 +506,17 @@ class _Run:
     def _fill(self, start: Int[Tensor, "B"]) -> None:
         """EOS from a column on, a row."""
         state = self.state
-        rest = (torch.arange(state.length) >= start[:, None]) & (state.host != state.eos_id)
+        rest = (torch.arange(state.length) >= start[:, None]) & (state.host != self.eos)
         if not rest.any():
             return
-        assert state.eos_id is not None
         self.row_filled[state.rows] += rest.sum(1)
         if self.trace is not None:
             # what was committed right of the EOS stays in the trace: later steps have seen it
             unknown = rest & state.masked
-            self.trace.tokens[state.rows] = torch.where(unknown, state.eos_id, self.trace.tokens[state.rows])
-        state.host[rest] = state.eos_id
+            self.trace.tokens[state.rows] = torch.where(unknown, self.eos, self.trace.tokens[state.rows])
+        state.host[rest] = self.eos
         if state.host is not state.x:
-            state.x[rest.to(state.x.device)] = state.eos_id
+            state.x[rest.to(state.x.device)] = self.eos
 
     def _retire(self, leaving: Bool[Tensor, "B"]) -> None:
         """Take rows out of the state; their result is kept."""
@@ -532,7 +540,7 @@ class _Run:
         final = int(self._first_mask()[0])
         first = max(self.shown, int(state.pad[0]))
         tokens = state.host[0, first:final]
-        ends = (tokens == state.eos_id) & (torch.arange(first, final) >= state.canvas_start)
+        ends = (tokens == self.eos) & (torch.arange(first, final) >= state.canvas_start)
         if state.config.eos_policy == "fill" and ends.any():
             tokens = tokens[: int(ends.int().argmax()) + 1]
         if len(tokens):
@@ -543,12 +551,6 @@ class _Run:
 def _spans(spans: tuple[int, int] | Tensor, rows: int) -> Tensor:
     """(rows, 2) from one span for all, or one a row."""
     return spans.cpu() if isinstance(spans, Tensor) else torch.tensor([spans]).expand(rows, 2)
-
-
-def _inside(spans: Tensor, length: int) -> Tensor:
-    """(B, T) bool: which columns lie in the row's span."""
-    columns = torch.arange(length)
-    return (columns >= spans[:, :1]) & (columns < spans[:, 1:])
 
 
 def _rows_of(cache: RegionCache, index: Tensor) -> RegionCache:

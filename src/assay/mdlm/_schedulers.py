@@ -269,7 +269,8 @@ class DreamSchedule(Scheduler):
         confidence = draft.confidence(_RANKED_BY[self._alg], self._source)
         if self._alg_temp:
             # Gumbel noise on the logarithms of the weights, then the largest: draws without replacement
-            confidence = add_gumbel(confidence / self._alg_temp, 1.0, state.generator)
+            weights = draft.of_candidates(confidence) / self._alg_temp
+            confidence = draft.spread(add_gumbel(weights, 1.0, state.generator), -torch.inf)
         return Commit.where(draft, most_confident(confidence, count.clamp(min=1)))
 
 
