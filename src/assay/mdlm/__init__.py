@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         SchedulerError,
         SchedulerStall,
     )
+    from assay.mdlm._trace_plot import trace_picture
     from assay.mdlm._training import Training, TrainingPlan
     from assay.mdlm.checkpoints import UnsupportedCheckpointError
 
@@ -104,6 +105,7 @@ _HOMES = {
     "most_confident": "_sampling",
     "num_transfer": "_sampling",
     "positions_from_padding": "_masks",
+    "trace_picture": "_trace_plot",
     "two_stream_mask": "_masks",
 }
 
@@ -165,5 +167,6 @@ __all__ = [
     "most_confident",
     "num_transfer",
     "positions_from_padding",
+    "trace_picture",
     "two_stream_mask",
 ]

@@ -34,9 +34,7 @@ class ARGuider:
         If the model is in training mode, where dropout would make it judge at random.
     """
 
-    def __init__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None, device: Any = None
-    ) -> None:
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None, device: Any = None) -> None:
         if model.training:
             raise InputError(
                 "the guider is in training mode, where dropout blurs its judgement: call model.eval() first"
