@@ -2,8 +2,9 @@
 
 import inspect
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from assay.methods.vattention import IndexSets, SimHashIndex, VAttentionConfig, vattention
 from assay.methods.vattention._attention import Rows, Sizes, fixed_ranks
-from assay.methods.vattention._indices import make_index
+from assay.methods.vattention._indices import group_scores, make_index
 from assay.methods.vattention._sampling import PAD, draw_distinct, row_keys
 from assay.methods.vattention.reference import reference_row
 
@@ -24,6 +25,15 @@ def make(b=1, h=4, hkv=2, t=1, n=300, d=16, dtype=torch.float32, seed=0, sharp=1
     q = sharp * torch.randn(b, h, t, d, generator=g)
     k, v = (torch.randn(b, hkv, n, d, generator=g) for _ in "kv")
     return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def unchecked(**values):
+    """A configuration below the run-time check of types."""
+    config = object.__new__(VAttentionConfig)
+    for field in fields(VAttentionConfig):
+        object.__setattr__(config, field.name, values.get(field.name, field.default))
+    config.__post_init__()
+    return config
 
 
 def causal(t, n):
@@ -401,6 +411,50 @@ def test_a_score_that_is_no_number_names_layer_and_head(path, bad):
         vattention(q, k, v, config=SMALL, index_state=index, layer=7, path=path)
 
 
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+@pytest.mark.parametrize("guarantee", ["denominator", "output"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_values_that_are_no_numbers_name_layer_and_head(path, guarantee, bad):
+    q, k, v = make()
+    v[:, 1, 100:250] = bad
+    with pytest.raises(ValueError, match="an output of layer 7, head 2 is not finite: the values"):
+        vattention(q, k, v, config=replace(SMALL, guarantee=guarantee), layer=7, path=path)
+
+
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+def test_a_row_whose_scores_are_all_minus_infinity_is_refused(path):
+    q, k, v = make()
+    with pytest.raises(ValueError, match="a score of layer 0, head 0 is not finite"):
+        vattention(q.abs(), torch.full_like(k, -torch.inf), v, config=replace(SMALL, heavy=0), path=path)
+
+
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+@pytest.mark.parametrize("guarantee", ["denominator", "output"])
+def test_a_tolerance_near_zero_reads_everything_and_a_tiny_delta_does_no_harm(path, guarantee):
+    q, k, v = make()
+    config = replace(SMALL, guarantee=guarantee, fpc=True)
+    assert (vattention(q, k, v, config=replace(config, eps=1e-300), path=path).density == 1).all()
+    strict, lax = (vattention(q, k, v, config=replace(config, delta=d), path=path).budget for d in (1e-17, 0.1))
+    assert (strict > lax).all()
+    flat = vattention(torch.zeros_like(q), k, torch.ones_like(v), config=replace(config, delta=1e-17), path=path)
+    assert (flat.budget == 20).all()  # nothing varies: the pilot is enough whatever delta is
+
+
+def test_a_cache_of_one_or_two_keys_is_dense():
+    for n in (1, 2, 3):
+        q, k, v = make(n=n)
+        out = vattention(q, k, v, config=replace(SMALL, audit=True))
+        assert (out.density == 1).all()
+        torch.testing.assert_close(out.out, scaled_dot_product_attention(q, k, v, enable_gqa=True))
+
+
+@pytest.mark.slow
+def test_it_may_be_called_inside_of_a_compiled_function():
+    q, k, v = make()
+    compiled = torch.compile(lambda q: vattention(q + 0, k, v, config=SMALL).out * 1, backend="eager")
+    assert torch.equal(compiled(q), vattention(q, k, v, config=SMALL).out)
+
+
 # Refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -410,7 +464,12 @@ def test_a_score_that_is_no_number_names_layer_and_head(path, bad):
         (lambda q, k, v: (q, k, v[:, :, :-1]), "agree in batch, heads and length"),
         (lambda q, k, v: (q[:, :3], k, v), "does not fit"),
         (lambda q, k, v: (q[..., :8], k, v), "does not fit"),
-        (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), "at least as many keys"),
+        (lambda q, k, v: (q.expand(-1, -1, 301, -1), k, v), "at least as many keys"),
+        (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), "k of shape .* is empty"),
+        (lambda q, k, v: (q[:, :, :0], k, v), "q of shape .* is empty"),
+        (lambda q, k, v: (q[:0], k[:0], v[:0]), "q of shape .* is empty"),
+        (lambda q, k, v: (q, k[:, :0], v[:, :0]), "k of shape .* is empty"),
+        (lambda q, k, v: (q[..., :0], k[..., :0], v), "q of shape .* is empty"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(change, message):
@@ -418,8 +477,105 @@ def test_shapes_that_do_not_fit_are_refused(change, message):
         inspect.unwrap(vattention)(*change(*make()), config=SMALL)
 
 
+def test_numbers_of_numpy_are_counts_and_shares_as_they_are():
+    counts = unchecked(sink=np.int64(4), heavy=np.int32(9), budget=np.int64(30), pilot=np.float32(0.25))
+    assert counts == VAttentionConfig(sink=4, heavy=9, budget=30, pilot=0.25)
+    assert all(type(x) is int for x in (counts.sink, counts.heavy, counts.budget))
+
+
+def test_what_is_no_configuration_or_path_is_refused():
+    bare = inspect.unwrap(vattention)
+    with pytest.raises(TypeError, match="must be a VAttentionConfig, got dict"):
+        bare(*make(), config={"eps": 0.1})
+    with pytest.raises(ValueError, match="path must be"):
+        bare(*make(), config=SMALL, path="fast")
+
+
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+@pytest.mark.parametrize("kind", ["simhash", "oracle", "quest", "double_sparsity"])
+def test_an_index_of_other_keys_is_refused(path, kind):
+    q, k, v = make(b=2)
+    for part in (k[:, :, :200], k.repeat(1, 1, 2, 1)):
+        index = make_index(replace(SMALL, index=kind))
+        index.build(part)
+        with pytest.raises(ValueError, match=r"the index holds .* append the new"):
+            vattention(q, k, v, config=replace(SMALL, index=kind), index_state=index, path=path)
+    with pytest.raises(ValueError, match="do not fit the keys"):
+        inspect.unwrap(group_scores)(q, k[:1])
+
+
+class _Careless:
+    """Predicts sinks, keys twice, and keys that no row sees."""
+
+    memory_bytes = 0
+
+    def build(self, k): ...
+
+    def append(self, k_new): ...
+
+    def topk(self, q, m, exclude):
+        return torch.tensor([0, 1, 60, 60, 61, 500, -3]).expand(*q.shape[:3], -1)
+
+
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+def test_a_careless_index_costs_density_and_never_the_answer(path):
+    q, k, v = make(b=2)
+    mask = padded(2, 1, 300, (0, 61))
+    config = replace(SMALL, index=_Careless(), audit=True)
+    out = vattention(q, k, v, config=replace(config, eps=1e-9), attn_mask=mask, path=path)
+    assert out.err is not None
+    assert out.err.max() < 1e-5
+    assert out.n_det[0].eq(12).all()  # 4 sinks, 6 of the window, 60 and 61
+    assert out.n_det[1].eq(10).all()  # 61 is a sink of the padded row, 60 is hidden
+    with pytest.raises(ValueError, match="topk returned"):
+        inspect.unwrap(fixed_ranks)(
+            q,
+            Rows.of(q, k, None),
+            Sizes.of(torch.full((8,), 300), SMALL),
+            type("_Careless", (_Careless,), {"topk": lambda *_: torch.zeros(3)})(),
+        )
+
+
+@pytest.mark.parametrize("path", ["kernel", "torch"])
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ([(range(4), range(20, 30), range(40, 50))] * 3, "one set a row, got 3 for 4"),
+        ([(range(4), range(20, 30), range(295, 305))] * 4, "keys that their row sees"),
+        ([(range(4), range(20, 30), range(-2, 0))] * 4, "keys that their row sees"),
+        ([(range(4), range(20, 30), range(29, 35))] * 4, "name a key twice"),
+        ([(range(4), range(3, 30), range(40, 50))] * 4, "name a key twice"),
+        ([((), (), ())] * 4, "at least one"),
+    ],
+)
+def test_index_sets_that_do_not_fit_are_refused(path, sets, message):
+    q, k, v = make()
+    given = [IndexSets(*(torch.tensor(list(part), dtype=torch.int64) for part in row)) for row in sets]
+    with pytest.raises(ValueError, match=message):
+        vattention(q, k, v, config=SMALL, index_sets=given, path=path)
+
+
+def test_a_shared_group_keeps_to_what_each_head_sees():
+    q, k, v = make(n=400)
+    mask = torch.ones(1, 4, 1, 400, dtype=torch.bool)
+    mask[:, 1, :, :250] = False
+    mask[:, 3, :, 20:350:2] = False
+    for eps in (0.3, 1e-9):
+        config = replace(SMALL, eps=eps, share_group=True, heavy=0.1, audit=True)
+        out = vattention(q, k, v, config=config, attn_mask=mask)
+        for row, (sets, read) in enumerate(zip(out.sets or [], out.indices or [], strict=True)):
+            assert mask[0, row, 0, read].all()
+            assert len(read) == len(sets.fixed) + len(sets.pilot) + len(sets.further)
+            want = reference_row(q[0, row, 0], k[0, row // 2], v[0, row // 2], mask[0, row, 0], sets, config)
+            torch.testing.assert_close(out.out[0, row, 0].double(), want.out, rtol=1e-4, atol=1e-5)
+    assert out.err is not None
+    assert out.err.max() < 1e-5
+
+
 def test_a_mask_of_another_shape_or_kind_is_refused():
     q, k, v = make()
+    with pytest.raises(ValueError, match="holds NaN"):
+        vattention(q, k, v, config=SMALL, attn_mask=torch.full((1, 1, 1, 300), math.nan))
     with pytest.raises(ValueError, match="does not broadcast"):
         vattention(q, k, v, config=SMALL, attn_mask=torch.ones(1, 1, 1, 299, dtype=torch.bool))
     with pytest.raises(ValueError, match="bool or floating point"):
@@ -450,11 +606,24 @@ def test_the_kernel_says_where_it_does_not_apply():
         ({"guarantee": "output", "delta": 0.5}, "needs delta <="),
         ({"min_pilot": 1}, "min_pilot must be at least 2"),
         ({"max_query": 0}, "max_query must be at least 1"),
+        ({"eps": math.nan}, "eps must lie between"),
+        ({"eps": "small"}, "eps must lie between"),
+        ({"sink": math.nan}, "sink must be a count"),
+        ({"pilot": math.inf}, "pilot must be a count"),
+        ({"budget": math.nan}, "budget must be"),
+        ({"min_pilot": math.nan}, "min_pilot must be at least 2"),
+        ({"min_keys": 2.5}, "min_keys must be at least 0"),
+        ({"seed": 1.5}, "seed must be at least 0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"dense_layers": 0}, "dense_layers must be numbers of layers"),
+        ({"tail": "one", "delta": 0.9}, "needs delta < 0.5"),
+        ({"mode": "released", "guarantee": "output"}, "mode='released' bounds the denominator"),
+        ({"mode": "released", "budget": 0.1}, "mode='released' bounds the denominator"),
     ],
 )
 def test_a_configuration_is_checked(values, message):
     with pytest.raises(ValueError, match=message):
-        VAttentionConfig(**values)
+        unchecked(**values)
 
 
 def test_index_sets_may_be_counted_in_ranks_or_positions():

@@ -126,7 +126,7 @@ def test_the_collision_probability_is_that_of_random_hyperplanes(hits):
     g = torch.Generator().manual_seed(3)
     q = torch.randn(1, 1, 1, 6, generator=g)
     k = torch.randn(1, 1, 5, 6, generator=g)
-    tables, bits, repeats = 8, 3, 1000
+    tables, bits, repeats = 8, 3, 300
     count, space = torch.zeros(5), MagicPigSpace.of(q, k)
     for _ in range(repeats):
         collisions = magicpig_collisions(space, torch.randn(7, tables * bits, generator=g), bits)
@@ -178,3 +178,21 @@ def test_a_rule_refuses_what_has_no_meaning():
         topp_attention(q, k, v, p=1.5)
     with pytest.raises(ValueError, match="hits 1 or 2"):
         magicpig_attention(q, k, v, hits=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q, k, v: topk_attention(q, k, v, heavy=-3), "heavy must be a count"),
+        (lambda q, k, v: topk_attention(q, k, v, heavy=1.5), "heavy must be a count"),
+        (lambda q, k, v: topk_attention(q, k, v, heavy=float("nan")), "heavy must be a count"),
+        (lambda q, k, v: uniform_attention(q, k, v, budget=-5), "budget must be a count"),
+        (lambda q, k, v: topp_attention(q, k, v, p=0.9, sink=-1), "sink must be a count"),
+        (lambda q, k, v: quest_attention(q, k, v, heavy=32, page_size=0), "page_size >= 1"),
+        (lambda q, k, v: topk_attention(q[:, :3], k, v, heavy=4), "does not fit"),
+        (lambda q, k, v: topk_attention(q, k[:, :, :0], v[:, :, :0], heavy=4), "is empty"),
+    ],
+)
+def test_a_baseline_refuses_sizes_and_shapes_that_do_not_fit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*_qkv())

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from assay.methods.vattention import _kernel, sampling_budget, split_tolerance
-from assay.methods.vattention._budget import normal_quantile, round_budget
+from assay.methods.vattention._budget import round_budget, z_above
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_the_searched_split_of_delta_needs_no_more_than_two_halves():
     assert (best.needed <= half.needed + 1e-6).all()
     assert torch.allclose(best.delta_n + best.delta_d, torch.tensor(0.1, dtype=torch.float64))
     grid = torch.linspace(1e-4, 0.0999, 2000, dtype=torch.float64)[:, None]
-    every = ((normal_quantile(1 - grid / 2) * a + 1.1 * normal_quantile(1 - (0.1 - grid) / 2) * c) / 0.1) ** 2
+    every = ((z_above(grid / 2) * a + 1.1 * z_above((0.1 - grid) / 2) * c) / 0.1) ** 2
     assert torch.allclose(best.needed, every.min(0).values, rtol=1e-4)
 
 
-def test_too_large_a_share_of_delta_or_eps_is_refused():
+def test_too_large_a_share_of_delta_is_refused_and_the_share_of_eps_stays_below_a_half():
     with pytest.raises(ValueError, match="share of delta"):
         split_tolerance(1.0, 1.0, eps=0.1, delta=0.6)
-    with pytest.raises(ValueError, match=r"below 0\.5"):
-        split_tolerance(0.1, 1.0, eps=3.0, delta=0.1)
+    for tight in (True, False):  # all of it for the denominator, which the lemma wants below 1/2
+        assert split_tolerance(0.0, 1.0, eps=0.9999, delta=0.1, tight=tight).eps_d < 0.5
 
 
 def test_the_bound_is_neither_vacuous_nor_broken():
@@ -120,11 +120,38 @@ def test_the_bound_by_the_trace_holds_for_values_along_one_direction():
 
 
 def test_the_kernels_quantile_and_search_agree_with_torchs():
-    p = np.concatenate([np.linspace(0.5, 0.999, 200), 1 - np.logspace(-3, -12, 50)])
-    assert np.allclose([_kernel._quantile(x) for x in p], stats.norm.ppf(p), rtol=0, atol=1e-12)
+    p = np.concatenate([np.linspace(0.001, 0.5, 200), np.logspace(-300, -3, 100)])
+    assert np.allclose([_kernel._z_above(x) for x in p], stats.norm.isf(p), rtol=1e-12, atol=1e-12)
     for a, c in ((0.1, 1.0), (1.0, 1.0), (5.0, 0.2)):
         for optimize in (False, True):
             mine = _kernel._needed(a, c, True, 0.1, 0.1, 0.0, 1.1, 0.1, optimize)
             assert mine == pytest.approx(
                 split_tolerance(a, c, eps=0.1, delta=0.1, optimize_delta=optimize).needed.item()
             )
+
+
+def test_a_quantile_of_a_tiny_chance_is_finite():
+    assert z_above(0.025).item() == pytest.approx(1.959964, abs=1e-6)
+    assert z_above(1e-17).item() == pytest.approx(8.493793, abs=1e-5)  # 1 - 1e-17 is 1
+    assert sampling_budget(0.0, 1.0, 100, eps=0.1, delta=1e-17) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "message"),
+    [
+        ((float("nan"), 1.0, 100), {}, "is not a number"),
+        ((1.0, float("nan"), 100), {"fpc": True}, "is not a number"),
+        ((1.0, 1.0, -100), {}, "n_s must be at least 0"),
+        ((1.0, 1.0, 100), {"delta": 0.9, "tail": "one"}, "needs delta < 0.5"),
+        ((1.0, 1.0, 100), {"eps": float("nan")}, "eps must lie between"),
+    ],
+)
+def test_a_budget_of_what_is_no_number_is_refused(values, more, message):
+    with pytest.raises(ValueError, match=message):
+        sampling_budget(*values, **{"eps": 0.1, "delta": 0.1, **more})
+
+
+@pytest.mark.parametrize("values", [{"eps": -1.0}, {"eps": float("nan")}, {"delta": 0.0}, {"delta": 1.0}])
+def test_a_tolerance_outside_of_0_and_1_is_not_split(values):
+    with pytest.raises(ValueError, match="must lie between 0 and 1"):
+        split_tolerance(1.0, 1.0, **{"eps": 0.1, "delta": 0.1, **values})

@@ -97,3 +97,35 @@ def test_an_offloaded_prefill_gets_back_what_it_brought():
     keys, _ = cache.update(*_states(1, seed=3), 0)
     assert keys.device.type == "cpu"
     assert torch.equal(keys[:, :, :20], k)
+
+
+@pytest.mark.parametrize("change", ["batch", "dtype"])
+def test_what_does_not_fit_is_not_spread_over_the_buffer(change):
+    cache = GrowingKVCache()
+    cache.update(*_states(5), 0)
+    k, v = _states(1, batch=1) if change == "batch" else (x.double() for x in _states(1))
+    with pytest.raises(ValueError, match="use a new cache"):
+        cache.update(k, v, 0)
+    assert cache.get_seq_length() == 5
+
+
+def test_a_cache_made_in_inference_mode_goes_on_outside_of_it():
+    cache, like = GrowingKVCache(), DynamicCache()
+    for c in (cache, like):
+        with torch.inference_mode():
+            c.update(*_states(5), 0)
+        c.update(*_states(1, seed=1), 0)
+        c.reorder_cache(torch.tensor([1, 0]))
+        c.update(*_states(1, seed=2), 0)
+    assert torch.equal(cache.layers[0].keys, like.layers[0].keys)
+    assert torch.equal(cache.layers[0].values, like.layers[0].values)
+
+
+def test_keys_may_be_replaced_by_a_part_of_themselves():
+    cache = GrowingKVCache()
+    cache.update(*_states(40), 0)
+    layer = cache.layers[0]
+    want = layer.keys[:, :, 3:].clone()
+    layer.keys, layer.values = layer.keys[:, :, 3:], layer.values[:, :, 3:]
+    assert torch.equal(layer.keys, want)
+    assert layer.values.shape[2] == 37

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from assay._errors import InputError
 from assay.lm._bytes import byte_llama_config, byte_tokenizer
@@ -83,16 +83,53 @@ def test_a_short_text_is_dense_and_that_is_said(model, text, tmp_path, capsys):
         ({"eps": 2.0}, "eps must lie between 0 and 1"),
         ({"delta": 0.0}, "delta must lie between 0 and 1"),
         ({"max_new_tokens": 1}, "must be at least 2"),
-        ({"max_new_tokens": 1000}, "must be below that"),
+        ({"max_new_tokens": 1000}, "must be below 999"),
+        ({"max_new_tokens": 999}, "must be below 999"),
         ({"model": "no-such-model"}, "no-such-model"),
     ],
 )
 def test_what_does_not_fit_is_refused(model, text, tmp_path, change, message):
     with pytest.raises((InputError, ValueError, OSError), match=message):
         command.decode(**{"model": model, "text": text, "out": tmp_path / "out", **change})
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_text_of_one_token_is_refused(model, text, tmp_path):
     text.write_text("a")
     with pytest.raises(InputError, match="too short to continue"):
         command.decode(model=model, text=text, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "is not a file"), (b" \n", "no text"), (b"\xff\xfe\x81", "UTF-8")]
+)
+def test_a_text_that_cannot_be_read_is_refused(model, tmp_path, content, message):
+    text = tmp_path / "bad.txt"
+    if content is not None:
+        text.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        command.decode(model=model, text=text, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_kept(model, text, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(InputError, match="out is a file: --out names a folder"):
+        command.decode(model=model, text=text, out=tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_model_with_a_sliding_window_is_continued_twice_from_one_cache(tmp_path, text):
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=byte_llama_config().vocab_size, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, sliding_window=600, eos_token_id=None,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    command.decode(model=str(tmp_path / "model"), text=text, out=tmp_path / "out", max_new_tokens=3, eps=1e-6)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["tokens"] > 600
+    assert report["density"] == 1
+    assert report["first_difference"] is None

@@ -284,6 +284,12 @@ def test_indices_refuse_what_they_cannot_use():
         make_index(VAttentionConfig(index="hash"))
     with pytest.raises(TypeError, match="must be a TopKIndex"):
         make_index(VAttentionConfig(index=3))
+    with pytest.raises(TypeError, match=r"the class SimHashIndex: make one, SimHashIndex"):
+        VAttentionConfig(index=SimHashIndex)
+    with pytest.raises(ValueError, match="count >= 1"):
+        DoubleSparsityIndex(count=0)
+    with pytest.raises(ValueError, match="channels must lie between 0 and"):
+        DoubleSparsityIndex(torch.full((2, 4), 99)).build(_keys())
     with pytest.raises(RuntimeError, match="holds no keys yet"):
         SimHashIndex().topk(
             torch.zeros(1, 1, 1, 8), torch.ones(1, 1, 1, dtype=torch.int64), torch.zeros(1, 1, 1, 4, dtype=torch.bool)
@@ -301,3 +307,25 @@ def test_indices_refuse_what_they_cannot_use():
         HashIndex(**bad)
     with pytest.raises(ValueError, match="do not fit 2 key heads"):
         DoubleSparsityIndex(torch.zeros(3, 4, dtype=torch.int64)).build(_keys())
+
+
+@pytest.mark.parametrize("kind", ["quest", "double_sparsity"])
+def test_a_float16_product_does_not_overflow(kind):
+    q, k = torch.full((1, 1, 1, 64), 120.0).half(), torch.full((1, 1, 64, 64), 12.0).half()
+    k[0, 0, 16:32] = 13.0  # 64 * 120 * 12 = 92,160 is above float16's largest number
+    index = make_index(VAttentionConfig(index=kind))
+    index.build(k)
+    none = torch.zeros(1, 1, 1, 64, dtype=torch.bool)
+    assert sorted(index.topk(q, torch.full((1, 1, 1), 16), none)[0, 0, 0].tolist()) == list(range(16, 32))
+
+
+@pytest.mark.parametrize("kind", ["simhash", "oracle", "quest", "double_sparsity"])
+def test_an_index_made_in_inference_mode_grows_outside_of_it(kind):
+    k, more = torch.randn(1, 1, 20, 8), torch.randn(1, 1, 2, 8)
+    index = make_index(VAttentionConfig(index=kind))
+    with torch.inference_mode():
+        index.build(k)
+    index.append(more)
+    index.append(more)
+    none = torch.zeros(1, 1, 1, 24, dtype=torch.bool)
+    assert index.topk(torch.randn(1, 1, 1, 8), torch.full((1, 1, 1), 24), none).shape[-1] == 24

@@ -116,3 +116,15 @@ def test_min_pilot_plays_no_part_and_the_mode_is_reached_from_the_front_door():
 
 def test_collapsed_duplicates_lose_about_half_the_sampled_share():
     assert collapse_bias(10_000, 1000) == pytest.approx(1000 / 20_000, rel=0.05)
+
+
+def test_a_dense_step_of_the_released_mode_is_audited_too():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(1, 2, 1, 8, generator=g), *torch.randn(2, 1, 1, 5, 8, generator=g)
+    out = vattention(q, k, v, config=VAttentionConfig(mode="released", audit=True))
+    assert out.err is not None
+    assert (out.err == 0).all()
+    assert [i.tolist() for i in out.indices or []] == [[0, 1, 2, 3, 4]] * 2
+    q[0, 1] = torch.nan
+    with pytest.raises(ValueError, match="layer 0, head 1 is not finite"):
+        vattention(q, k, v, config=VAttentionConfig(mode="released", sink=1, local=1))

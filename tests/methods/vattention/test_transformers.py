@@ -1,6 +1,8 @@
 """vAttention inside transformers: same logits where everything is read, no trace afterwards, an index that fits the keys."""
 
+import copy
 import gc
+import inspect
 import logging
 from dataclasses import replace
 from typing import ClassVar
@@ -8,7 +10,16 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, DynamicCache, StaticCache
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    BertConfig,
+    DynamicCache,
+    MistralConfig,
+    Qwen3Config,
+    StaticCache,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from assay.methods.vattention import (
@@ -242,10 +253,69 @@ def test_what_it_cannot_compute_is_refused():
         attend(module, q, k, k, None, output_attentions=True)
     with pytest.raises(ValueError, match="no attention dropout"):
         attend(_module().train(), q, k, k, None, dropout=0.1)
-    with pytest.raises(UnsupportedModelError, match="softcap"):
-        attend(module, q, k, k, None, softcap=30.0)
+    prefill = torch.randn(1, 4, 60, 16)
+    for name in (
+        "softcap",
+        "s_aux",
+    ):  # SDPA would leave out the second in silence: not in a prefill or dense layer either
+        for queries, config in ((q, SPARSE), (prefill, SPARSE), (q, replace(SPARSE, dense_layers=(0,)))):
+            with pytest.raises(UnsupportedModelError, match=f"{name}, which neither"):
+                inside._attention_function(config)(module, queries, k, k, None, **{name: 30.0})
+    with pytest.raises(UnsupportedModelError, match="position_bias"):
+        attend(module, q, k, k, None, position_bias=torch.zeros(1, 4, 1, 60))
     with pytest.raises(UnsupportedModelError, match="no layer_idx"):
         attend(nn.Module().eval(), q, k, k, None)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "flex_attention"])
+def test_the_name_of_another_implementation_is_left_to_it(name):
+    with pytest.raises(ValueError, match="belongs to another"):
+        register(name, SPARSE)
+
+
+def test_what_is_no_configuration_is_refused_before_anything_is_changed(tiny_llama):
+    bare = inspect.unwrap(inside._attention_function)  # below the run-time check of types
+    with pytest.raises(TypeError, match="must be a VAttentionConfig"):
+        bare({"eps": 0.1})
+    with pytest.raises(TypeError), sparse_decoding(tiny_llama, {"eps": 0.1}):
+        pass
+    assert tiny_llama.config._attn_implementation == "sdpa"
+
+
+_FAMILIES = {
+    "qwen3": (Qwen3Config, {"head_dim": 24}),
+    "mistral": (MistralConfig, {"sliding_window": 60, "num_attention_heads": 9, "num_key_value_heads": 3}),
+}
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+@pytest.mark.parametrize("cache", ["dynamic", "growing", "growing-by-config"])
+def test_other_families_and_sliding_windows_give_sdpas_logits(family, cache, prompts):
+    torch.manual_seed(0)
+    kind, more = _FAMILIES[family]
+    sizes = {"hidden_size": 72, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = kind(
+        vocab_size=100, num_hidden_layers=1, initializer_range=0.2, eos_token_id=None, pad_token_id=0, **(sizes | more)
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    how = {"max_new_tokens": 4, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    dense = model.generate(**prompts, **how)
+    with sparse_decoding(model, EVERYTHING):
+        sparse = model.generate(**prompts, cache=CACHES[cache](model), **how)
+    for a, b in zip(dense.logits, sparse.logits, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert [r.path for r in sparsity_report(model)] == ["kernel"]
+
+
+def test_assisted_generation_crops_and_goes_on(tiny_llama, prompts):
+    ids, how = prompts["input_ids"][1:], {"max_new_tokens": 8, "do_sample": False}
+    dense = tiny_llama.generate(ids, **how)
+    torch.manual_seed(1)
+    draft = type(tiny_llama)(copy.deepcopy(tiny_llama.config)).eval()
+    with sparse_decoding(tiny_llama, EVERYTHING), sparse_decoding(draft, SPARSE):
+        assert torch.equal(tiny_llama.generate(ids, assistant_model=draft, **how), dense)
+    assert tiny_llama.config._attn_implementation == "sdpa"
+    reset_report(tiny_llama)
 
 
 def test_a_score_that_is_no_number_names_the_layer():

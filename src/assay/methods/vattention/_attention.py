@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from assay.methods.vattention._budget import TINY, normal_quantile, round_budget, split_tolerance
+from assay.methods.vattention._budget import TINY, needed_draws, round_budget
 from assay.methods.vattention._config import IndexSets, VAttentionConfig, VAttentionOutput
 from assay.methods.vattention._indices import TopKIndex, make_index
 from assay.methods.vattention._sampling import FURTHER, PAD, draw_distinct, ragged_groups, row_keys, signed, splitmix64
@@ -23,6 +23,7 @@ from assay.methods.vattention._sampling import FURTHER, PAD, draw_distinct, ragg
 GATHER = 2**24
 
 
+@torch.compiler.disable  # how much is read depends on what is read
 def vattention(
     q: Float[Tensor, "B H Q D"],
     k: Float[Tensor, "B Hkv n D"],
@@ -54,11 +55,12 @@ def vattention(
         Bool, True where visible, or additive: -inf (or below half the most negative number) hides a key, other
         numbers are added to the scores of what is read. None: row t sees the first n - Q + t + 1 keys.
     index_state
-        An index built over k. None: built here, which reads all keys.
+        An index built over k, all of it. None: built here, which reads all keys.
     generator
         Gives the seed of the draws; None: ``config.seed``.
     index_sets
-        What to read, one a row in the order (b, h, t), in place of index, budget and draws.
+        What to read, one a row in the order (b, h, t), in place of index, budget and draws: visible keys, each once (with
+        ``reuse_pilot=False`` the further draws may hold the pilot's).
     layer
         Number of the layer: part of the draws' seed, and named in errors.
     path
@@ -71,9 +73,16 @@ def vattention(
     Raises
     ------
     ValueError
-        If shapes do not fit, a score that was read is not finite, or ``path="kernel"`` does not apply.
+        If shapes do not fit, the index holds other keys than k, the index sets do not fit, what was read is not finite, or
+        ``path="kernel"`` does not apply.
+    TypeError
+        If ``config`` is not one.
     """
-    _check_shapes(q, k, v)
+    if not isinstance(config, VAttentionConfig):
+        raise TypeError(f"config must be a VAttentionConfig, got {type(config).__name__}: VAttentionConfig(eps=0.1)")
+    if path not in ("auto", "kernel", "torch"):
+        raise ValueError(f"path must be 'auto', 'kernel' or 'torch', got {path!r}")
+    check_shapes(q, k, v)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     seed = config.seed
     if generator is not None:
@@ -81,7 +90,11 @@ def vattention(
     if config.mode == "released":
         from assay.methods.vattention.released import released_attention
 
-        return released_attention(q, k, v, config=config, scale=scale, attn_mask=attn_mask, seed=seed)
+        out = released_attention(q, k, v, config=config, scale=scale, attn_mask=attn_mask, seed=seed)
+        bad = ~out.out.isfinite().all(-1)
+        if bool(bad.any()):
+            raise ValueError(not_finite("an output", layer, int(bad.nonzero()[0, 1])))
+        return out
 
     rows = Rows.of(q, k, attn_mask)
     if bool((rows.count == 0).any()):
@@ -94,12 +107,13 @@ def vattention(
     if index_state is None and index_sets is None and bool((sizes.heavy > 0).any()):
         index_state = make_index(config, layer)
         index_state.build(k)
+    given = None if index_sets is None else given_ranks(index_sets, rows, config)
     if path != "torch" and not obstacle:
         from assay.methods.vattention._kernel import kernel_step
 
-        out = kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index_state, index_sets)
+        out = kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index_state, given)
     else:
-        out = _torch_step(q, k, v, rows, sizes, config, scale, seed, layer, index_state, index_sets)
+        out = _torch_step(q, k, v, rows, sizes, config, scale, seed, layer, index_state, given)
     if config.audit:
         err = relative_error(out.out, dense_attention(q, k, v, scale, attn_mask))
         out = VAttentionOutput(out.out, out.density, out.budget, out.n_det, err, out.sets, out.path)
@@ -111,12 +125,17 @@ def is_prefill(queries: int, keys: int, config: VAttentionConfig) -> bool:
     return queries > config.max_query or queries == keys
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse queries, keys and values that do not fit each other."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} must have four axes (batch, heads, length, width), got shape {tuple(x.shape)}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must be floating point, got {x.dtype}")
+        if not x.numel():
+            raise ValueError(
+                f"{name} of shape {tuple(x.shape)} is empty: attention needs at least one query and one key"
+            )
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(f"k and v must agree in batch, heads and length, got {tuple(k.shape)} and {tuple(v.shape)}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
@@ -165,7 +184,9 @@ class Rows:
             count, start = (x.expand(b, h, t).reshape(-1).contiguous() for x in (number, first))
             if bool(((number > 0) & (last - first + 1 != number)).any()):
                 positions = torch.arange(n, device=q.device).expand(visible.shape)
-                table = torch.where(visible, positions, PAD).sort(-1).values.expand(b, h, t, n).reshape(-1, n)
+                table = (
+                    torch.where(visible, positions, PAD).sort(-1).values.expand(b, h, t, n).reshape(-1, n).contiguous()
+                )
         return Rows((b, h, t), n, batch, head, head // (h // k.shape[1]), query, start, count, table, bias)
 
     def positions(self, rows: Tensor, ranks: Tensor) -> Tensor:
@@ -173,13 +194,14 @@ class Rows:
         return self.start[rows, None] + ranks if self.table is None else self.table[rows].gather(1, ranks)
 
     def ranks(self, positions: Tensor) -> Tensor:
-        """Ranks of key positions (R, m), negative ones and `PAD` kept as `PAD`."""
-        real = (positions >= 0) & (positions < PAD)
+        """Ranks of key positions (R, m); `PAD` where a row does not see that key."""
         if self.table is None:
             ranks = positions - self.start[:, None]
+            seen = (ranks >= 0) & (ranks < self.count[:, None])
         else:
-            ranks = torch.searchsorted(self.table, torch.where(real, positions, 0))
-        return torch.where(real, ranks, PAD)
+            ranks = torch.searchsorted(self.table, positions.contiguous())
+            seen = (positions < PAD) & (self.table.gather(1, ranks.clamp_max(self.n - 1)) == positions)
+        return torch.where(seen, ranks, PAD)
 
     def excluded(self, sink: Tensor, local: Tensor) -> Tensor:
         """What an index must not choose: hidden keys, sinks and window. Bool, (B, 1 or H, Q, n)."""
@@ -220,6 +242,8 @@ def read_mask(attn_mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tens
         return mask, None
     if not mask.is_floating_point():
         raise ValueError(f"attn_mask must be bool or floating point, got {mask.dtype}")
+    if bool(mask.isnan().any()):
+        raise ValueError("attn_mask holds NaN: give 0 where a key is visible and -inf where it is hidden")
     visible = mask > torch.finfo(mask.dtype).min / 2
     return visible, mask if bool((visible & (mask != 0)).any()) else None
 
@@ -311,9 +335,9 @@ class Reader:
         for rows, positions, real in self._groups(ranks, self.k.shape[3]):
             part = (self._gather(self.k, rows, positions) @ self.q[rows, :, None])[..., 0] * self.scale
             if self.rows.bias is not None:
-                at = zip((self.rows.batch, self.rows.head, self.rows.query), self.rows.bias.shape, strict=False)
-                b, h, t = (torch.where(torch.tensor(size == 1), 0, i[rows])[:, None] for i, size in at)
-                part = part + self.rows.bias[b, h, t, positions]
+                bias = self.rows.bias.expand(*self.rows.shape, -1)
+                at = (i[rows, None] for i in (self.rows.batch, self.rows.head, self.rows.query))
+                part = part + bias[(*at, positions)]
             out[rows[:, None], torch.arange(real.shape[1], device=out.device)] = part.masked_fill(~real, -torch.inf)
         return out
 
@@ -349,14 +373,14 @@ def _torch_step(
     seed: int,
     layer: int,
     index: TopKIndex | None,
-    given: Sequence[IndexSets] | None,
+    given: tuple[Tensor, Tensor, Tensor] | None,
 ) -> VAttentionOutput:
     """Section 3.4b of the method, all rows at once."""
     reader = Reader(q, k, v, rows, scale)
     if given is None:
         fixed = fixed_ranks(q, rows, sizes, index, config.share_group)
     else:
-        fixed = rows.ranks(_pad([s.fixed for s in given], q.device))
+        fixed = given[0]
     n_f = (fixed < PAD).sum(1)
     n_s = rows.count - n_f
 
@@ -368,7 +392,7 @@ def _torch_step(
             draws = torch.minimum(draws, fixed_b)
         pilot = draw_distinct(keys, rows.count, fixed, draws)
     else:
-        pilot = rows.ranks(_pad([s.pilot for s in given], q.device))
+        pilot = given[1]
     n_p = (pilot < PAD).sum(1)
     s_f, s_p = reader.scores(fixed), reader.scores(pilot)
     top = _largest(_largest(reader.q.new_full((len(fixed),), -torch.inf), s_f), s_p)
@@ -376,16 +400,16 @@ def _torch_step(
 
     if given is None:
         # With a fixed budget the pilot is looked at all the same, so that the speed measured is that of the real thing.
-        b = _budget(reader, fixed, pilot, s_f, s_p, top, n_s, n_p, config)
+        b = _budget(reader, fixed, pilot, s_f, s_p, top, n_s, n_p, config, layer)
         b = b if fixed_b is None else fixed_b
         if config.share_group:
             by_group = b.view(rows.shape[0], k.shape[1], -1, rows.shape[2])
-            b = by_group.amax(2, keepdim=True).expand_as(by_group).reshape(-1)
+            b = torch.minimum(by_group.amax(2, keepdim=True).expand_as(by_group).reshape(-1), n_s)
         held = torch.cat([fixed, pilot], 1).sort(1).values if config.reuse_pilot else fixed
         more = b - n_p if config.reuse_pilot else b  # b = n_s draws all that is left: exact
         further = draw_distinct(splitmix64(keys ^ signed(FURTHER)), rows.count, held, more)
     else:
-        further = rows.ranks(_pad([s.further for s in given], q.device))
+        further = given[2]
         b = (further < PAD).sum(1) + (n_p if config.reuse_pilot else 0)
 
     # Log-sum-exp merge: a further draw may exceed the maximum so far, then all weights are rescaled.
@@ -400,6 +424,7 @@ def _torch_step(
     ranks, order = torch.cat([r for r, _, _ in used], 1).sort(1)
     weights = torch.cat([(s - safe).exp() * c for _, s, c in used], 1).gather(1, order)
     out = reader.weighted_sum(ranks, weights) / weights.sum(1, keepdim=True).clamp_min(TINY)
+    _check_values(out.isfinite().all(1), rows, layer)
 
     read = (ranks < PAD).sum(1)
     if not config.reuse_pilot:
@@ -433,6 +458,11 @@ def fixed_ranks(
         parts.append(torch.where(sizes.dense[:, None] & (at < rows.count[:, None]), at, PAD))
     if index is not None and bool((sizes.heavy > 0).any()):
         chosen = index.topk(q, sizes.heavy.view(rows.shape), rows.excluded(sizes.sink, sizes.local))
+        if chosen.shape[:-1] != rows.shape or chosen.dtype != torch.int64:
+            raise ValueError(
+                f"{type(index).__name__}.topk returned {chosen.dtype} of shape {tuple(chosen.shape)}: "
+                f"it must return int64 of shape {rows.shape} and one more axis"
+            )
         chosen = chosen.to(q.device)
         if share_group and chosen.shape[-1]:
             b, h, t = rows.shape
@@ -441,10 +471,10 @@ def fixed_ranks(
             chosen = union.expand(-1, -1, grouped.shape[2], -1, -1).reshape(b, h, t, -1)
         parts.append(rows.ranks(chosen.flatten(0, 2)))
     ranks = torch.cat(parts, 1).sort(1).values
-    if share_group:
-        twice = torch.zeros_like(ranks, dtype=torch.bool)
-        twice[:, 1:] = ranks[:, 1:] == ranks[:, :-1]
-        ranks = torch.where(twice, PAD, ranks).sort(1).values
+    # A group's heads may choose the same key, and a careless index sinks, the window, or a key twice.
+    twice = torch.zeros_like(ranks, dtype=torch.bool)
+    twice[:, 1:] = ranks[:, 1:] == ranks[:, :-1]
+    ranks = torch.where(twice, PAD, ranks).sort(1).values
     return ranks[:, : max(int((ranks < PAD).sum(1).max()), 0)]
 
 
@@ -458,6 +488,7 @@ def _budget(
     n_s: Tensor,
     n_p: Tensor,
     config: VAttentionConfig,
+    layer: int,
 ) -> Tensor:
     """The budget of each row, from its pilot."""
     safe = torch.where(top.isinf(), 0, top)[:, None]
@@ -467,18 +498,15 @@ def _budget(
     off = torch.where(real, w_p - mean[:, None], 0)
     sigma = (off.square().sum(1) / (n_p - 1).clamp_min(1)).sqrt().double()
     total = w_f.sum(1).double() + n_s * mean.double()
-    c = n_s * sigma / total.clamp_min(TINY)
+    a = c = n_s * sigma / total.clamp_min(TINY)
+    least = total
     if config.guarantee == "output":
         center, trace = reader.moments(pilot, w_p)
-        norm = (reader.weighted_sum(fixed, w_f) + n_s[:, None] * center).norm(dim=1).double()
+        norm = (reader.weighted_sum(fixed, w_f) + n_s[:, None] * center).double().norm(dim=1)
         a = n_s * trace.double().sqrt() / norm.clamp_min(TINY)
-        needed = split_tolerance(
-            a, c, eps=config.eps, delta=config.delta, tight=config.tight, optimize_delta=config.optimize_delta
-        ).needed
-        needed = torch.where((total < TINY) | (norm < TINY), torch.inf, needed)
-    else:
-        z = normal_quantile(1 - config.delta / 2 if config.tail == "two" else 1 - config.delta).to(c.device)
-        needed = torch.where(total < TINY, torch.inf, (z * c / config.eps) ** 2)
+        least = torch.minimum(total, norm)
+        _check_values(~a.isnan(), reader.rows, layer)
+    needed = torch.where(least < TINY, torch.inf, needed_draws(a, c, config))
     return round_budget(needed, n_s, pilot=n_p, fpc=config.uses_fpc)
 
 
@@ -487,18 +515,50 @@ def _largest(top: Tensor, scores: Tensor) -> Tensor:
 
 
 def _check_finite(top: Tensor, rows: Rows, layer: int) -> None:
-    bad = (rows.count > 0) & (top.isnan() | (top == torch.inf))
+    """The largest score read must be a number; -inf means that none of them is."""
+    bad = (rows.count > 0) & ~top.isfinite()
     if bool(bad.any()):
-        raise ValueError(bad_scores(layer, int(rows.head[bad.nonzero()[0, 0]])))
+        raise ValueError(not_finite("a score", layer, int(rows.head[bad.nonzero()[0, 0]])))
 
 
-def bad_scores(layer: int, head: int) -> str:
-    """The sentence for scores that are not numbers."""
-    return f"a score of layer {layer}, head {head} is not finite: the queries or keys hold NaN or infinity"
+def _check_values(good: Tensor, rows: Rows, layer: int) -> None:
+    if not bool(good.all()):
+        raise ValueError(not_finite("an output", layer, int(rows.head[(~good).nonzero()[0, 0]])))
+
+
+def not_finite(what: Literal["a score", "an output"], layer: int, head: int) -> str:
+    """The sentence for what is not a number."""
+    cause = "queries or keys" if what == "a score" else "values"
+    return f"{what} of layer {layer}, head {head} is not finite: the {cause} hold NaN or infinity"
+
+
+def given_ranks(sets: Sequence[IndexSets], rows: Rows, config: VAttentionConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Index sets as ranks, sorted and padded: fixed, pilot, further.
+
+    Raises
+    ------
+    ValueError
+        If there is not one a row, or a row is given a key twice, one that it does not see, or none though it sees some.
+    """
+    if len(sets) != len(rows.count):
+        raise ValueError(f"index_sets must hold one set a row, got {len(sets)} for {len(rows.count)} rows (b, h, t)")
+    fixed, pilot, further = (
+        rows.ranks(_pad([getattr(s, part) for s in sets], rows.count.device)) for part in ("fixed", "pilot", "further")
+    )
+    apart = [(fixed, pilot, further)] if config.reuse_pilot else [(fixed, pilot), (fixed, further)]
+    for parts in apart:
+        every = torch.cat(parts, 1).sort(1).values
+        if bool(((every[:, 1:] == every[:, :-1]) & (every[:, 1:] < PAD)).any()):
+            raise ValueError("index_sets name a key twice in a row: fixed, pilot and further must be distinct")
+    told = torch.tensor([len(s.fixed) + len(s.pilot) + len(s.further) for s in sets], device=rows.count.device)
+    seen = sum((x < PAD).sum(1) for x in (fixed, pilot, further))
+    if bool(((seen != told) | ((told == 0) & (rows.count > 0))).any()):
+        raise ValueError("index_sets must name keys that their row sees, and at least one: give positions in k")
+    return fixed, pilot, further
 
 
 def _pad(sets: list[Tensor], device: torch.device) -> Tensor:
-    out = torch.full((len(sets), max((len(s) for s in sets), default=0)), PAD, dtype=torch.int64)
+    out = torch.full((len(sets), max(len(s) for s in sets)), PAD, dtype=torch.int64)
     for row, s in zip(out, sets, strict=True):
         row[: len(s)] = s.sort().values
     return out.to(device)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, DynamicLayer, get_layer_types_and_kwargs
 
+from assay.methods.vattention._indices import writable
+
 
 class _GrowingLayer(DynamicLayer):
     """Buffers of doubled capacity; `update` writes at the end and returns views.
@@ -41,10 +43,17 @@ class _GrowingLayer(DynamicLayer):
         self._v = self._replaced(self._v, x)
 
     def _replaced(self, buffer: Tensor | None, x: Tensor | None) -> Tensor | None:
-        if x is None or buffer is None or x.shape[0] != buffer.shape[0] or x.shape[2] > buffer.shape[2]:
+        if x is None or buffer is None or not self._fits(buffer, x) or x.shape[2] > buffer.shape[2]:
             return x
-        buffer[:, :, : x.shape[2]] = x.clone() if x.data_ptr() == buffer.data_ptr() else x
+        if x.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr():
+            x = x.clone()  # a part of the buffer itself
+        buffer[:, :, : x.shape[2]] = x
         return buffer
+
+    @staticmethod
+    def _fits(buffer: Tensor, x: Tensor) -> bool:
+        same = (buffer.shape[:2], buffer.shape[3], buffer.dtype) == (x.shape[:2], x.shape[3], x.dtype)
+        return same and writable(buffer)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take device and dtype from the first keys."""
@@ -54,8 +63,15 @@ class _GrowingLayer(DynamicLayer):
         self.is_initialized = True
 
     def _room(self, buffer: Tensor | None, new: Tensor, end: int) -> Tensor:
-        if buffer is not None and end <= buffer.shape[2]:
-            return buffer
+        if buffer is not None:
+            have, want = ((*x.shape[:2], x.shape[3], x.dtype) for x in (buffer, new))
+            if have != want:
+                raise ValueError(
+                    f"the cache holds (batch, heads, width, dtype) {have}, but {want} came: "
+                    "use a new cache for another batch, or call batch_repeat_interleave first"
+                )
+            if end <= buffer.shape[2] and writable(buffer):
+                return buffer
         size = end + 64 if buffer is None else max(end, 2 * buffer.shape[2])
         grown = self._empty((new.shape[0], new.shape[1], size, new.shape[3]), new)
         if buffer is not None:
@@ -92,11 +108,9 @@ class _GrowingLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the batch for beam search, in place."""
-        if self._length:
-            for buffer in (self._k, self._v):
-                assert buffer is not None
-                filled = buffer[:, :, : self._length]
-                filled.copy_(filled.index_select(0, beam_idx.to(buffer.device)))
+        if self._k is not None and self._v is not None and self._length:
+            at = beam_idx.to(self._k.device)
+            self.keys, self.values = self._k[:, :, : self._length][at], self._v[:, :, : self._length][at]
 
     def reset(self) -> None:
         """Forget everything."""

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-INDEX_NAMES = ("simhash", "oracle", "hash", "double_sparsity", "quest")
+INDEX_NAMES = ("simhash", "oracle", "double_sparsity", "quest")
+
+
+def checked_size(name: str, value: Any) -> int | float:
+    """A size as a count or a share of keys; numpy's numbers become Python's.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not value >= 0 or (value > 1 and not isinstance(value, Integral)):
+        raise ValueError(f"{name} must be a count (int >= 0) or a share (float from 0 to 1), got {value!r}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_index(index: Any) -> None:
+    """Refuse what predicts no heavy keys.
+
+    Raises
+    ------
+    ValueError
+        If it is a name that is not known, or ``"hash"``, which needs weights.
+    TypeError
+        If it is an object without ``build``, ``append``, ``topk`` and ``memory_bytes``.
+    """
+    if index == "hash":
+        raise ValueError("index='hash' needs trained weights: pass index=load_hash_weights(path)")
+    if isinstance(index, str):
+        if index not in INDEX_NAMES:
+            raise ValueError(f"index must be a TopKIndex or one of {', '.join(INDEX_NAMES)}, got {index!r}")
+        return
+    if isinstance(index, type):
+        raise TypeError(f"index must be a TopKIndex, got the class {index.__name__}: make one, {index.__name__}(...)")
+    parts = ("build", "append", "topk", "memory_bytes")
+    if not hasattr(index, "for_layer") and not all(hasattr(index, part) for part in parts):
+        raise TypeError(f"index must be a TopKIndex, got {type(index).__name__}: it needs {', '.join(parts)}")
 
 
 @dataclass(frozen=True)
@@ -34,9 +73,10 @@ class VAttentionConfig:
         only, as in the released code; it reads less, and the output's error is *not* bounded by ``eps``.
     tail
         For ``"denominator"``: ``"two"`` counts errors of both signs, which the promise needs. ``"one"`` is the released
-        code's quantile, whose violation rate is up to ``2 delta``.
+        code's quantile, whose violation rate is up to ``2 delta``; it needs delta < 0.5.
     index
-        Who predicts the heavy keys: a name, a `TopKIndex`, or an object with ``for_layer(layer)`` that gives one.
+        Who predicts the heavy keys: a name (simhash, oracle, double_sparsity, quest), a `TopKIndex`, or an object with
+        ``for_layer(layer)`` that gives one, such as `load_hash_weights`.
     min_keys
         A query that sees fewer keys than this is computed densely.
     max_query
@@ -56,7 +96,8 @@ class VAttentionConfig:
     share_group
         One union of heavy keys, and one sample, for all query heads of a key head: fewer scattered reads, promise kept.
     mode
-        ``"released"``: the arithmetic of the authors' released code, a full pass, for comparison only.
+        ``"released"``: the arithmetic of the authors' released code, a full pass, for comparison only. It knows no
+        guarantee of the output, no fixed budget and no shared group.
     dense_layers
         Layers of a model that stay dense.
     seed
@@ -67,7 +108,9 @@ class VAttentionConfig:
     Raises
     ------
     ValueError
-        If a value lies outside its range.
+        If a value lies outside its range, or two do not go together.
+    TypeError
+        If the index is not one.
     """
 
     sink: int | float = 128
@@ -96,18 +139,15 @@ class VAttentionConfig:
     def __post_init__(self) -> None:
         for name in ("eps", "delta"):
             value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {value}: 0.1 is a usual choice")
+            if not isinstance(value, Real) or not 0 < float(value) < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {value!r}: 0.1 is a usual choice")
+            object.__setattr__(self, name, float(value))
         for name in ("sink", "local", "heavy", "pilot"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value < 0 or (isinstance(value, float) and value > 1):
-                raise ValueError(f"{name} must be a count (int >= 0) or a share (float from 0 to 1), got {value!r}")
-        if self.budget is not None and (
-            isinstance(self.budget, bool)
-            or (isinstance(self.budget, int) and self.budget < 2)
-            or (isinstance(self.budget, float) and not 0 < self.budget <= 1)
-        ):
-            raise ValueError(f"budget must be a count (int >= 2) or a share (float in (0, 1]), got {self.budget!r}")
+            object.__setattr__(self, name, checked_size(name, getattr(self, name)))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", checked_size("budget", self.budget))
+            if not self.budget or (isinstance(self.budget, int) and self.budget < 2):
+                raise ValueError(f"budget must be a count (int >= 2) or a share (float in (0, 1]), got {self.budget!r}")
         for name, allowed in (
             ("guarantee", ("denominator", "output")),
             ("tail", ("two", "one")),
@@ -115,8 +155,16 @@ class VAttentionConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if isinstance(self.index, str) and self.index not in INDEX_NAMES:
-            raise ValueError(f"index must be a TopKIndex or one of {', '.join(INDEX_NAMES)}, got {self.index!r}")
+        for name, least in (("min_pilot", 2), ("min_keys", 0), ("max_query", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < 2**63:
+                raise ValueError(f"{name} must be at least {least} (int), got {value!r}")
+            object.__setattr__(self, name, int(value))
+        check_index(self.index)
+        if self.tail == "one" and self.delta >= 0.5:
+            raise ValueError(
+                f"tail='one' needs delta < 0.5, got {self.delta}: its quantile is not positive from there on"
+            )
         if self.guarantee == "output" and self.tail == "one":
             raise ValueError("tail='one' is the released rule for the denominator: guarantee='output' needs tail='two'")
         if self.guarantee == "output" and self.delta / 2 > MAX_DELTA_OF_A_VECTOR:
@@ -124,10 +172,14 @@ class VAttentionConfig:
                 f"guarantee='output' needs delta <= {2 * MAX_DELTA_OF_A_VECTOR}, got {self.delta}: "
                 "for a vector the normal bound by its trace is safe only for z >= 1.24"
             )
-        for name, least in (("min_pilot", 2), ("min_keys", 0), ("max_query", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
+        if self.mode == "released" and (self.guarantee == "output" or self.budget is not None or self.share_group):
+            raise ValueError(
+                "mode='released' bounds the denominator, by its own arithmetic: "
+                "leave guarantee, budget and share_group at their defaults"
+            )
+        if isinstance(self.dense_layers, str) or not isinstance(self.dense_layers, Iterable):
+            raise ValueError(f"dense_layers must be numbers of layers such as (0, 1), got {self.dense_layers!r}")
+        object.__setattr__(self, "dense_layers", tuple(int(layer) for layer in self.dense_layers))
 
     @property
     def uses_fpc(self) -> bool:

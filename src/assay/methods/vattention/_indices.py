@@ -55,7 +55,7 @@ class Growing:
     def append(self, more: Tensor) -> None:
         """Add entries at the end."""
         end = self.length + more.shape[2]
-        if end > self._buffer.shape[2]:
+        if end > self._buffer.shape[2] or not writable(self._buffer):
             shape = list(self._buffer.shape)
             shape[2] = max(end, 2 * shape[2])
             buffer = self._buffer.new_empty(shape)
@@ -70,15 +70,42 @@ class Growing:
         return self._buffer.numel() * self._buffer.element_size()
 
 
+def writable(x: Tensor) -> bool:
+    """Whether a tensor may be written in place: one that was made in inference mode may not outside of it."""
+    return torch.is_inference_mode_enabled() or not x.is_inference()
+
+
+def check_holds(kept: Tensor, k: Tensor) -> None:
+    """Refuse an index that holds (B, Hkv, n, ..) other keys than k: too few, too many, or of another batch."""
+    if kept.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"the index holds keys of (batch, heads, length) {tuple(kept.shape[:3])}, k has {tuple(k.shape[:3])}: "
+            "append the new keys, or build it again"
+        )
+
+
 def group_scores(q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B Hkv n D"]) -> Float[Tensor, "B H Q n"]:
     """``q . k``, each query head against its key head."""
+    _check_grouped(q, k)
     b, h, t, d = q.shape
     grouped = q.reshape(b, k.shape[1], -1, d)  # (B, Hkv, group * Q, D)
     return (grouped.to(k.dtype) @ k.transpose(2, 3)).reshape(b, h, t, k.shape[2])
 
 
+def _check_grouped(q: Tensor, k: Tensor) -> None:
+    if q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"queries {tuple(q.shape)} do not fit the keys {tuple(k.shape)} of this index: same batch, query heads a "
+            "multiple of its heads"
+        )
+
+
 def best(score: Tensor, m: Int[Tensor, "B H Q"], exclude: Bool[Tensor, "B _ Q n"]) -> Int[Tensor, "B H Q M"]:
     """Positions of the m largest scores of each row outside of ``exclude``, -1 where there are none."""
+    if score.shape[-1] != exclude.shape[-1]:
+        raise ValueError(
+            f"the index holds {score.shape[-1]} keys, k has {exclude.shape[-1]}: append the new keys, or build it again"
+        )
     lowest = -torch.inf if score.is_floating_point() else torch.iinfo(score.dtype).min
     score = score.masked_fill(exclude, lowest)
     most = min(int(m.max()), score.shape[-1])
@@ -148,7 +175,7 @@ class SimHashIndex:
 
     def query_codes(self, q: Float[Tensor, "B H Q D"]) -> Int[Tensor, "B H Q words"]:
         """The packed signs of the queries."""
-        _built(self._codes)
+        _check_grouped(q, self.codes)
         grouped = q.float().reshape(q.shape[0], self._planes.shape[0], -1, q.shape[3])
         return pack_bits(_project(grouped, self._planes) > 0).reshape(*q.shape[:3], -1)
 
@@ -365,6 +392,10 @@ class DoubleSparsityIndex:
     def __init__(
         self, channels: Tensor | None = None, count: int = 16, bits: int = 16, dtype: torch.dtype | None = None
     ) -> None:
+        if count < 1 or bits < 1:
+            raise ValueError(
+                f"double sparsity needs count >= 1 and bits >= 1, got {count} and {bits}: 16 are the defaults"
+            )
         self.channels, self.count, self.bits, self.dtype = channels, count, bits, dtype
         self._labels: Growing | None = None
 
@@ -377,6 +408,10 @@ class DoubleSparsityIndex:
             if chosen.shape[0] % k.shape[1]:
                 raise ValueError(
                     f"channels of {chosen.shape[0]} heads do not fit {k.shape[1]} key heads: give one row a head"
+                )
+            if int(chosen.min()) < 0 or int(chosen.max()) >= k.shape[3]:
+                raise ValueError(
+                    f"channels must lie between 0 and {k.shape[3] - 1}, got {chosen.min()} to {chosen.max()}"
                 )
         self._chosen = chosen
         self._labels = Growing(self._pick(k))
@@ -396,7 +431,10 @@ class DoubleSparsityIndex:
 
     def scores(self, q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q n"]:
         """The scores on the chosen channels, over the root of their number."""
-        return group_scores(self._pick(q), _built(self._labels).view) / math.sqrt(self._chosen.shape[1])
+        labels = _built(self._labels).view
+        return group_scores(
+            self._pick(q) / math.sqrt(self._chosen.shape[1]), labels
+        )  # divided first: float16 overflows
 
     def topk(self, q: Float[Tensor, "B H Q D"], m: Int[Tensor, "B H Q"], exclude: Bool[Tensor, "B _ Q n"]) -> Tensor:
         """The keys with the largest scores on the chosen channels."""
@@ -443,6 +481,8 @@ class QuestIndex:
         low, high = _built(self._low), _built(self._high)
         into = min(-self._n % self.page_size, k_new.shape[2])  # room in the last page
         if into:
+            for bounds in (low, high):
+                bounds.append(bounds.view[:, :, :0])  # makes it writable
             part = k_new[:, :, :into]
             low.view[:, :, -1] = torch.minimum(low.view[:, :, -1], part.amin(2))
             high.view[:, :, -1] = torch.maximum(high.view[:, :, -1], part.amax(2))
@@ -473,6 +513,7 @@ def page_bounds(k: Float[Tensor, "B Hkv n D"], size: int) -> tuple[Tensor, Tenso
 
 def page_scores(q: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Largest ``q . k`` that a key within the bounds could have: (B, H, Q, pages)."""
+    low, high = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (low, high))  # a float16 sum overflows
     positive, negative = q.clamp_min(0), q.clamp_max(0)
     return group_scores(positive, high) + group_scores(negative, low)
 
@@ -485,6 +526,7 @@ def pack_bits(bits: Bool[Tensor, "*rows bits"]) -> Int[Tensor, "*rows words"]:
 
 def matches(q: Int[Tensor, "B H Q words"], k: Int[Tensor, "B Hk n words"], bits: int) -> Int[Tensor, "B H Q n"]:
     """How many of the bits agree, each query head against its key head."""
+    _check_grouped(q, k)
     b, h, t, words = q.shape
     grouped = q.reshape(b, k.shape[1], -1, words)
     differ = sum(popcount(grouped[..., None, w] ^ k[:, :, None, :, w]) for w in range(words))
@@ -505,18 +547,8 @@ def newest_first(score: Int[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
 
 
 def make_index(config: VAttentionConfig, layer: int = 0) -> TopKIndex:
-    """A fresh index for one layer.
-
-    Raises
-    ------
-    ValueError
-        If ``index="hash"``: that one needs weights.
-    TypeError
-        If the index has no ``build``, ``append`` and ``topk``.
-    """
+    """A fresh index for one layer."""
     index = config.index
-    if index == "hash":
-        raise ValueError("index='hash' needs trained weights: pass index=load_hash_weights(path)")
     if isinstance(index, str):
         named: dict[str, Callable[[], TopKIndex]] = {
             "simhash": lambda: SimHashIndex(seed=config.seed),
@@ -527,8 +559,6 @@ def make_index(config: VAttentionConfig, layer: int = 0) -> TopKIndex:
         return named[index]()
     if hasattr(index, "for_layer"):
         return index.for_layer(layer)
-    if not all(callable(getattr(index, name, None)) for name in ("build", "append", "topk")):
-        raise TypeError(f"index must be a TopKIndex, got {type(index).__name__}: it needs build, append and topk")
     return copy.deepcopy(index)
 
 

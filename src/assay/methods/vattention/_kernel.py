@@ -23,10 +23,10 @@ import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
-from assay.methods.vattention._attention import bad_scores, fixed_budget, fixed_ranks, pilot_size
-from assay.methods.vattention._budget import GOLDEN_STEPS, TINY, normal_quantile
+from assay.methods.vattention._attention import fixed_budget, fixed_ranks, not_finite, pilot_size
+from assay.methods.vattention._budget import GOLDEN_STEPS, TINY, denominator_z
 from assay.methods.vattention._config import MAX_DELTA_OF_A_VECTOR, IndexSets, VAttentionOutput
-from assay.methods.vattention._indices import SimHashIndex
+from assay.methods.vattention._indices import SimHashIndex, check_holds
 from assay.methods.vattention._sampling import FURTHER, GAMMA, PAD
 
 log = logging.getLogger("assay.vattention")
@@ -200,9 +200,8 @@ _MIDDLE_BELOW = (
 
 
 @njit(cache=True)
-def _quantile(p):
-    """Normal quantile of p >= 1/2: Acklam's rational approximation, one step of Halley's method to full precision."""
-    p = 1 - p  # the lower tail keeps its digits
+def _z_above(p):
+    """What a normal variable exceeds with chance p <= 1/2: Acklam's approximation, a step of Halley's method to full precision."""
     if p < 0.02425:
         t = math.sqrt(-2 * math.log(p))
         x = _horner(t, _TAIL) / _horner(t, _TAIL_BELOW)
@@ -224,14 +223,14 @@ def _needed(a, c, output, eps, delta, z, by_c, room, optimize):
         ratio = (math.sqrt(5.0) - 1) / 2
         for _ in range(GOLDEN_STEPS):
             left, right = high - ratio * (high - low), low + ratio * (high - low)
-            cost_left = _quantile(1 - left / 2) * a + _quantile(1 - (delta - left) / 2) * by_c * c
-            cost_right = _quantile(1 - right / 2) * a + _quantile(1 - (delta - right) / 2) * by_c * c
+            cost_left = _z_above(left / 2) * a + _z_above((delta - left) / 2) * by_c * c
+            cost_right = _z_above(right / 2) * a + _z_above((delta - right) / 2) * by_c * c
             if cost_left < cost_right:
                 high = right
             else:
                 low = left
         delta_n = (low + high) / 2
-    return ((_quantile(1 - delta_n / 2) * a + by_c * _quantile(1 - (delta - delta_n) / 2) * c) / room) ** 2
+    return ((_z_above(delta_n / 2) * a + by_c * _z_above((delta - delta_n) / 2) * c) / room) ** 2
 
 
 @njit(cache=True, fastmath=FAST, nogil=True)
@@ -296,6 +295,9 @@ def _step(
             broken[r] = 1
             continue
         top = max(top, top_p)
+        if top == -np.inf:
+            broken[r] = 1
+            continue
         d_f, d_p = 0.0, 0.0
         for i in range(n_f):
             w_f[i] = math.exp(w_f[i] - top)
@@ -333,10 +335,13 @@ def _step(
                 norm = math.sqrt(norm)
                 a = n_s * math.sqrt(trace / max(n_p - 1, 1)) / max(norm, TINY)
             needed = _needed(a, c, output, eps, delta, z, by_c, room, optimize)
-            if fpc:
-                needed = needed / (1 + needed / n_s)
-            if denominator < TINY or norm < TINY:
+            if needed != needed:
+                broken[r] = 2
+                continue
+            if denominator < TINY or norm < TINY or needed > 1e300:
                 needed = float(n_s)
+            elif fpc and n_s > 0:
+                needed = needed / (1 + needed / n_s)
             b = np.int64(min(math.ceil(min(needed, float(n_s))), n_s))
             b = max(b, min(n_p, n_s))
             if fixed_budget[r] >= 0:
@@ -380,6 +385,8 @@ def _step(
             bottom += times * d_p * shrink
         for j in range(v.shape[1]):
             out[r, j] = total[j] / max(bottom, TINY)
+            if not np.isfinite(out[r, j]):
+                broken[r] = 2
         distinct = n_f + n_p + n_q
         if not reuse:
             for i in range(n_p):
@@ -396,6 +403,7 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     codes, query_codes = np.zeros((1, 2), np.uint64), np.zeros((number, 2), np.uint64)
     base_c = np.zeros(number, np.int64)
     if scan:
+        check_holds(index.codes, k)  # the kernel reads by address: a key too many would be another's
         codes, base_c, _ = _flat_rows(index.codes, rows)  # the words of one head lie one after another
         codes = codes.view(np.uint64)
         query_codes = index.query_codes(q.detach()).reshape(number, 2).numpy().view(np.uint64)
@@ -405,12 +413,9 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
         )
     else:
         by_scan = np.zeros(number, np.bool_)
-        if given is None:
-            fixed, n_fixed = _table(fixed_ranks(q, rows, sizes, index))
-        else:
-            fixed, n_fixed = _given(given, "fixed", rows)
-    pilot, n_pilot_given = _given(given, "pilot", rows) if given is not None else (none, np.zeros(number, np.int64))
-    further, n_further = _given(given, "further", rows) if given is not None else (none, np.zeros(number, np.int64))
+        fixed, n_fixed = _table(fixed_ranks(q, rows, sizes, index) if given is None else given[0])
+    pilot, n_pilot_given = (none, np.zeros(number, np.int64)) if given is None else _table(given[1])
+    further, n_further = (none, np.zeros(number, np.int64)) if given is None else _table(given[2])
     n_f = torch.where(torch.from_numpy(by_scan), sizes.sink + sizes.local + sizes.heavy, torch.from_numpy(n_fixed))
     n_s = rows.count - n_f
     fixed_b, n_p = fixed_budget(n_s, config), pilot_size(n_s, config)
@@ -423,7 +428,6 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     budget, n_det, read = (np.zeros(number, np.int64) for _ in range(3))
     broken = np.zeros(number, np.uint8)
     marks = np.zeros((number, rows.n) if config.audit else (1, 1), np.uint8)
-    two = config.tail == "two"
     eps, delta = config.eps, config.delta
     arguments = (
         q.detach().reshape(number, -1).numpy(), flat_k, flat_v, base_k, step_k, base_v, step_v,
@@ -434,7 +438,7 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
         n_p.numpy(), np.uint64(seed % 2**64), layer, rows.batch.numpy(), rows.head.numpy(),
         (torch.full_like(n_s, -1) if fixed_b is None else fixed_b).numpy(),
         np.float32(scale), config.guarantee == "output", eps, delta,
-        float(normal_quantile(1 - delta / 2 if two else 1 - delta)),
+        denominator_z(config),
         1 + eps if config.tight else 1.0, eps if config.tight else eps / 2,
         config.optimize_delta, config.uses_fpc, config.reuse_pilot,
         out, budget, n_det, read, broken, marks, config.audit,
@@ -459,7 +463,8 @@ def kernel_step(q, k, v, rows, sizes, config, scale, seed, layer, index, given) 
     for helper in helpers:
         helper.result()
     if broken.any():
-        raise ValueError(bad_scores(layer, int(rows.head[int(broken.argmax())])))
+        row = int(broken.argmax())
+        raise ValueError(not_finite("a score" if broken[row] == 1 else "an output", layer, int(rows.head[row])))
     return VAttentionOutput(
         torch.from_numpy(out).view(b, h, t, -1),
         (torch.from_numpy(read) / rows.count.clamp_min(1)).view(b, h, t),
@@ -507,14 +512,6 @@ def _table(ranks):
     """Padded ranks as int32, and how many are real."""
     real = ranks < PAD
     return torch.where(real, ranks, 0).to(torch.int32).numpy(), real.sum(1).numpy()
-
-
-def _given(sets, part, rows):
-    parts = [getattr(s, part) for s in sets]
-    table = torch.full((len(parts), max(len(p) for p in parts)), PAD, dtype=torch.int64)
-    for row, p in zip(table, parts):
-        row[: len(p)] = p
-    return _table(rows.ranks(table))
 
 
 def _sets(marks, rows):

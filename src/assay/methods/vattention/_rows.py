@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.methods.vattention._attention import pilot_size, size_of
-from assay.methods.vattention._budget import TINY, normal_quantile, round_budget, split_tolerance
+from assay.methods.vattention._budget import TINY, needed_draws, round_budget
 from assay.methods.vattention._config import VAttentionConfig
 from assay.methods.vattention._indices import SimHashIndex
 from assay.methods.vattention.baselines import attend, best_of, sink_and_window
@@ -154,7 +154,7 @@ class Sampler:
         most, dof = int(n_p.max()), (n_p - 1).clamp_min(1)
         pilot = torch.arange(most) < n_p[..., None]
         w = torch.where(pilot, self._drawn_w[..., :most], 0)
-        mean = w.sum(-1) / n_p
+        mean = w.sum(-1) / n_p.clamp_min(1)
         off = torch.where(pilot, w - mean[..., None], 0)
         sigma = (off.square().sum(-1) / dof).sqrt().double()
         total = (self._d_fixed + self.n_s * mean).double()
@@ -163,7 +163,7 @@ class Sampler:
             return n_p, torch.zeros_like(c), torch.where(total < TINY, torch.inf, c)
         h = torch.arange(len(self.fixed)) // (len(self.fixed) // len(self.rows.v))
         terms = w[..., None] * self.rows.v[h[:, None, None], self.order[..., :most]]  # (R, H, T, pilot, Dv)
-        center = terms.sum(-2) / n_p[..., None]
+        center = terms.sum(-2) / n_p.clamp_min(1)[..., None]
         off = torch.where(pilot[..., None], terms - center[..., None, :], 0)
         trace = off.square().sum((-1, -2)).double() / dof
         norm = (self._n_fixed + self.n_s[..., None] * center).norm(dim=-1).double()
@@ -175,14 +175,7 @@ class Sampler:
     ) -> Int[Tensor, "R H T"]:
         """How many keys the promise needs in each order."""
         n_p, a, c = self.spread(config) if spread is None else spread
-        if config.guarantee == "output":
-            needed = split_tolerance(
-                a, c, eps=config.eps, delta=config.delta, tight=config.tight, optimize_delta=config.optimize_delta
-            ).needed
-        else:
-            z = normal_quantile(1 - config.delta / 2 if config.tail == "two" else 1 - config.delta)
-            needed = (z * c / config.eps) ** 2
-        return round_budget(needed.nan_to_num(nan=torch.inf), self.n_s, pilot=n_p, fpc=config.uses_fpc)
+        return round_budget(needed_draws(a, c, config), self.n_s, pilot=n_p, fpc=config.uses_fpc)
 
     def density(self, b: Int[Tensor, "R H T"]) -> Float[Tensor, "R H T"]:
         """Distinct keys read over keys visible."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class _LayerState:
     index: TopKIndex | None = None
     n_seen: int = 0
     probes: tuple[Tensor, ...] = ()
-    warned: bool = False
+    same_length: int = 0
     layer: int = 0
     steps: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -87,12 +87,13 @@ class _LayerState:
         if self.index is not None and self.config is config and n == self.n_seen + new and self._continues(key):
             self.index.append(key[:, :, self.n_seen :].to(device))
         else:
-            if self.index is not None and n == self.n_seen and not self.warned:
-                log.warning(
-                    "the keys of a layer keep their length (StaticCache?), so that its index is built again at every step: "
-                    "use GrowingKVCache"
-                )
-                self.warned = True
+            if self.index is not None and n == self.n_seen:
+                self.same_length += 1
+                if self.same_length == 2:  # once may be a crop
+                    log.warning(
+                        "the keys of a layer keep their length (StaticCache, or a cache that holds a sliding window only), "
+                        "so that its index is built again at every step: use GrowingKVCache()"
+                    )
             self.index = make_index(config, self.layer)
             self.index.build(key.to(device))
             self.config = config
@@ -124,9 +125,16 @@ class _LayerState:
 
 
 _states: WeakKeyDictionary[nn.Module, _LayerState] = WeakKeyDictionary()
+#: The attention functions that were made here.
+_ours: WeakSet[Callable[..., tuple[Tensor, None]]] = WeakSet()
 
 
-def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor, None]]:
+def _attention_function(config: VAttentionConfig | None) -> Callable[..., tuple[Tensor, None]]:
+    config = VAttentionConfig() if config is None else config
+    if not isinstance(config, VAttentionConfig):
+        raise TypeError(f"config must be a VAttentionConfig, got {type(config).__name__}: VAttentionConfig(eps=0.1)")
+
+    @torch.compiler.disable  # how much is read depends on what is read
     def attend(
         module: nn.Module,
         query: Tensor,
@@ -148,16 +156,24 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
             )
         state = _states.setdefault(module, _LayerState())
         queries, n = query.shape[2], key.shape[2]
+        for name in (
+            "softcap",
+            "s_aux",
+        ):  # of the prefill too: SDPA has neither, and leaves out the second without a word
+            if kwargs.get(name) is not None:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} asks for {name}, which neither vattention nor SDPA computes: leave this model dense"
+                )
         prefill = is_prefill(queries, n, config) or (queries > 1 and _sees_only_itself(attention_mask, queries))
         if prefill or layer in config.dense_layers:
             state.drop()
             key, value = key.to(query.device), value.to(query.device)
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-        for name in ("softcap", "s_aux", "position_bias"):
-            if kwargs.get(name) is not None:
-                raise UnsupportedModelError(
-                    f"{type(module).__name__} asks for {name}, which vattention does not compute: name layer {layer} in dense_layers"
-                )
+        if kwargs.get("position_bias") is not None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} asks for position_bias, which vattention does not compute: "
+                f"name layer {layer} in dense_layers"
+            )
         state.layer = layer
         if n < config.min_keys:
             state.drop()
@@ -166,8 +182,8 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
             state.count("dense", density=zero + 1, budget=zero, err=zero if config.audit else None)
             key, value = key.to(query.device), value.to(query.device)
             return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-        index = state.index_for(config, key, queries, query.device) if config.mode == "exact" else None
         with torch.no_grad():
+            index = state.index_for(config, key, queries, query.device) if config.mode == "exact" else None
             out = vattention(
                 query,
                 key,
@@ -181,6 +197,7 @@ def _attention_function(config: VAttentionConfig) -> Callable[..., tuple[Tensor,
         state.count(out.path, density=out.density, budget=out.budget, err=out.err)
         return out.out.transpose(1, 2).contiguous(), None
 
+    _ours.add(attend)
     return attend
 
 
@@ -213,8 +230,15 @@ def register(name: str = "assay_vattention", config: VAttentionConfig | None = N
     Returns
     -------
     The name.
+
+    Raises
+    ------
+    ValueError
+        If the name belongs to another implementation, such as sdpa.
     """
-    AttentionInterface.register(name, _attention_function(config or VAttentionConfig()))
+    if name == "eager" or (name in ALL_ATTENTION_FUNCTIONS and ALL_ATTENTION_FUNCTIONS[name] not in _ours):
+        raise ValueError(f"the name {name!r} belongs to another attention implementation: choose another one")
+    AttentionInterface.register(name, _attention_function(config))
     AttentionMaskInterface.register(name, sdpa_mask)
     if not torch.cuda.is_available():
         _warm_up()
@@ -243,11 +267,12 @@ def sparse_decoding(model: Any, config: VAttentionConfig | None = None) -> Itera
         If the model computes its attention in its own way.
     """
     check_supported(model)
+    attend = _attention_function(config)
     top = model.config
     parts = {key: getattr(top, key, None) for key in getattr(top, "sub_configs", {})}
     before = {"": top._attn_implementation, **{k: c._attn_implementation for k, c in parts.items() if c is not None}}
     name = f"assay_vattention_{next(_number)}"
-    ALL_ATTENTION_FUNCTIONS[name] = _attention_function(config or VAttentionConfig())
+    ALL_ATTENTION_FUNCTIONS[name] = attend
     # Global: transformers looks for the mask function there only, and drops padding masks where it finds none.
     AttentionMaskInterface.register(name, sdpa_mask)
     if model.device.type == "cpu" and model.dtype == torch.float32:

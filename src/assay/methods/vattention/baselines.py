@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.methods.vattention._attention import read_mask
+from assay.methods.vattention._attention import check_shapes, read_mask, size_of
 from assay.methods.vattention._budget import TINY
+from assay.methods.vattention._config import checked_size
 from assay.methods.vattention._indices import group_scores, page_bounds, page_scores
 
 
@@ -35,9 +36,8 @@ def sink_and_window(visible: Bool[Tensor, "*rows n"], sink: int | float, local: 
     """The first ``sink`` and the last ``local`` visible keys of each row, always the newest; shares are rounded down."""
     rank = visible.cumsum(-1) - 1
     count = visible.sum(-1, keepdim=True)
-    first, last = (size if isinstance(size, int) else (size * count.double() + 1e-9).long() for size in (sink, local))
-    last = max(last, 1) if isinstance(last, int) else last.clamp_min(1)
-    return visible & ((rank < first) | (rank >= count - last))
+    first, last = (size_of(checked_size(name, size), count) for name, size in (("sink", sink), ("local", local)))
+    return visible & ((rank < first) | (rank >= count - last.clamp_min(1)))
 
 
 def best_of(scores: Float[Tensor, "*rows n"], number: int | Int[Tensor, "*rows"]) -> Bool[Tensor, "*rows n"]:
@@ -98,9 +98,9 @@ def topk_attention(
     heavy, sink, local
         Counts, or shares of the visible keys, rounded down.
     """
-    scores, visible = _scores(q, k, scale, attn_mask)
+    scores, visible = _scores(q, k, v, scale, attn_mask)
     fixed = sink_and_window(visible, sink, local)
-    number = heavy if isinstance(heavy, int) else (heavy * visible.sum(-1).double() + 1e-9).long()
+    number = size_of(checked_size("heavy", heavy), visible.sum(-1))
     read = fixed | best_of(scores.masked_fill(fixed, -torch.inf), number)
     return _output(scores, v, read.to(scores.dtype), visible)
 
@@ -134,7 +134,7 @@ def topp_attention(
     """
     if not 0 < p <= 1:
         raise ValueError(f"p must lie in (0, 1], got {p}: 0.95 keeps 95 % of the softmax")
-    scores, visible = _scores(q, k, scale, attn_mask)
+    scores, visible = _scores(q, k, v, scale, attn_mask)
     read = top_p_set(scores, sink_and_window(visible, sink, local), p)
     return _output(scores, v, read.to(scores.dtype), visible)
 
@@ -164,12 +164,11 @@ def uniform_attention(
     generator
         Of the draws.
     """
-    scores, visible = _scores(q, k, scale, attn_mask)
+    scores, visible = _scores(q, k, v, scale, attn_mask)
     fixed = sink_and_window(visible, sink, local)
     rest = (visible & ~fixed).expand_as(scores)
     n_s = rest.sum(-1)
-    b = torch.full_like(n_s, budget) if isinstance(budget, int) else (budget * n_s.double() + 1e-9).long()
-    b = torch.minimum(b.clamp_min(1), n_s)
+    b = torch.minimum(size_of(checked_size("budget", budget), n_s).clamp_min(1), n_s)
     draw = torch.rand(scores.shape, generator=generator, device=scores.device).masked_fill(~rest, -torch.inf)
     weights = fixed + best_of(draw, b) * (n_s / b.clamp_min(1))[..., None]
     return _output(scores, v, weights.to(scores.dtype), visible)
@@ -265,7 +264,7 @@ def magicpig_attention(
     """
     if hits not in (1, 2) or tables < 1 or bits < 1:
         raise ValueError(f"magicpig needs hits 1 or 2, tables >= 1 and bits >= 1, got {hits}, {tables}, {bits}")
-    scores, visible = _scores(q, k, scale, attn_mask)
+    scores, visible = _scores(q, k, v, scale, attn_mask)
     if projection is None:
         drawn = torch.randn(q.shape[3] + 1, tables * bits, generator=generator, dtype=torch.float64)
         projection = drawn.to(scores.device, scores.dtype)
@@ -301,8 +300,17 @@ def quest_attention(
         Keys of a page.
     sink, local
         Counts, or shares of the visible keys, read beside the pages.
+
+    Raises
+    ------
+    ValueError
+        If ``page_size`` is less than 1, or ``heavy`` negative.
     """
-    scores, visible = _scores(q, k, scale, attn_mask)
+    if page_size < 1 or heavy < 0:
+        raise ValueError(
+            f"quest needs page_size >= 1 and heavy >= 0, got {page_size} and {heavy}: pages of 16 are usual"
+        )
+    scores, visible = _scores(q, k, v, scale, attn_mask)
     low, high = page_bounds(k.to(scores.dtype), page_size)
     bound = page_scores(q.to(scores.dtype), low, high)
     pages = best_of(bound, max(3, heavy // page_size))
@@ -311,8 +319,9 @@ def quest_attention(
     return _output(scores, v, read.to(scores.dtype), visible)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _scores(q: Tensor, k: Tensor, v: Tensor, scale: float | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scores (B, H, Q, n), -inf where hidden, and what is visible."""
+    check_shapes(q, k, v)
     (b, h, t, d), n = q.shape, k.shape[2]
     dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     scores = group_scores(q.to(dtype), k.to(dtype)) * (1 / math.sqrt(d) if scale is None else scale)

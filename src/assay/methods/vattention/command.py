@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from assay._errors import InputError
+from assay.bench._files import whole_file
 
 if TYPE_CHECKING:
     from assay.methods.vattention import LayerSparsity, VAttentionConfig
@@ -64,6 +64,8 @@ def decode(
     """
     if max_new_tokens < 2:
         raise InputError(f"--max-new-tokens must be at least 2, got {max_new_tokens}")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: --out names a folder for the results")
     import torch
 
     from assay.data import read_text
@@ -75,18 +77,19 @@ def decode(
         sparse_decoding,
         sparsity_report,
     )
+    from assay.methods.vattention._transformers import check_supported
 
     config = VAttentionConfig(eps=eps, delta=delta, guarantee=guarantee, index=index, seed=seed)
-    out.mkdir(parents=True, exist_ok=True)
-    lm, tokenizer, _ = load(model)
     whole = read_text(text) + (f"\n\n{prompt}" if prompt else "")
+    lm, tokenizer, _ = load(model)
+    check_supported(lm)
     ids = tokenizer(whole, return_tensors="pt").input_ids
     notes = []
     room = getattr(lm.config, "max_position_embeddings", None)
     if room is not None and ids.shape[1] > room - max_new_tokens:
-        if room <= max_new_tokens:
+        if room - max_new_tokens < 2:
             raise InputError(
-                f"the model has {room} positions: --max-new-tokens must be below that, got {max_new_tokens}"
+                f"the model has {room} positions: --max-new-tokens must be below {room - 1}, got {max_new_tokens}"
             )
         cut = ids.shape[1] - (room - max_new_tokens)
         notes.append(
@@ -100,7 +103,9 @@ def decode(
     for note in notes:
         print(note)
 
-    cache = GrowingKVCache(lm.config)
+    # Layers with a sliding window keep all keys too (their masks hide the old ones): what they forgot could not be cropped.
+    special = set(getattr(lm.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    cache = GrowingKVCache(lm.config if special else None)
     stops = _stop_tokens(lm, tokenizer)
 
     def run() -> tuple[list[int], list[float]]:
@@ -151,9 +156,13 @@ def decode(
         "continuation": {"dense": tokenizer.decode(dense), "sparse": tokenizer.decode(sparse)},
         "layers": [_layer(layer) for layer in read],
     }
-    _write(out / "continuation.txt", report["continuation"]["sparse"].encode())
-    _write(out / "report.json", (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
-    _draw(out / "density.png", read, config)
+    for name, data in (
+        ("continuation.txt", report["continuation"]["sparse"].encode()),
+        ("density.png", _picture(read, config)),
+        ("report.json", (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode()),
+    ):
+        with whole_file(out / name) as path:
+            path.write_bytes(data)
 
     print(report["continuation"]["sparse"])
     print()
@@ -187,13 +196,8 @@ def _layer(layer: LayerSparsity) -> dict[str, Any]:
     return {"layer": layer.layer, "steps": layer.steps, "path": layer.path, "index_bytes": layer.memory_bytes, **heads}
 
 
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(data)
-    os.replace(beside, path)
-
-
-def _draw(path: Path, read: list[LayerSparsity], config: VAttentionConfig) -> None:
+def _picture(read: list[LayerSparsity], config: VAttentionConfig) -> bytes:
+    """What share of the keys each head of each layer read, as PNG."""
     import io
 
     import torch
@@ -214,4 +218,4 @@ def _draw(path: Path, read: list[LayerSparsity], config: VAttentionConfig) -> No
     figure.colorbar(shown)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
-    _write(path, buffer.getvalue())
+    return buffer.getvalue()

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from assay.methods.vattention._attention import read_mask, relative_error
-from assay.methods.vattention._budget import normal_quantile
+from assay.methods.vattention._attention import is_prefill, read_mask, relative_error, size_of
+from assay.methods.vattention._budget import z_above
 from assay.methods.vattention._config import IndexSets, VAttentionConfig, VAttentionOutput
 from assay.methods.vattention._indices import group_scores
 from assay.methods.vattention.baselines import attend, best_of, causal, sink_and_window
@@ -37,7 +37,7 @@ def released_budget(
     pilot
         Size of the pilot.
     """
-    z = float(normal_quantile(1 - delta))
+    z = float(z_above(delta))
     needed = (z * sigma.clamp_min(_LEAST) * size / (eps * total).clamp_min(_LEAST)) ** 2
     return needed.clamp(1, size).long().clamp(pilot, size)
 
@@ -79,16 +79,20 @@ def released_attention(
     low = config.sink if isinstance(config.sink, int) else int(config.sink * n)
     high = n - (config.local if isinstance(config.local, int) else int(config.local * n))
     size = high - low
-    if size < 2 or t > config.max_query or t == n:
+    none = torch.empty(0, dtype=torch.int64)
+    if size < 2 or is_prefill(t, n, config):
         whole = visible.sum(-1)
         out = attend(scores, v, visible.to(dtype)).to(q.dtype)
-        return VAttentionOutput(out, torch.ones(b, h, t), torch.zeros_like(whole), whole)
+        err = sets = None
+        if config.audit:
+            err = torch.zeros(b, h, t, dtype=dtype, device=q.device)
+            sets = [IndexSets(row.nonzero()[:, 0].cpu(), none, none) for row in visible.flatten(0, 2)]
+        density = torch.ones(b, h, t, device=q.device)
+        return VAttentionOutput(out, density, torch.zeros_like(whole), whole, err, sets)
 
     if fixed is None:
         fixed = sink_and_window(visible, config.sink, config.local)
-        count = visible.sum(-1)
-        heavy = config.heavy if isinstance(config.heavy, int) else (config.heavy * count.double() + 1e-9).long()
-        fixed = fixed | best_of(scores.masked_fill(fixed, -torch.inf), heavy)
+        fixed = fixed | best_of(scores.masked_fill(fixed, -torch.inf), size_of(config.heavy, visible.sum(-1)))
     w = (scores - scores.amax(-1, keepdim=True)).exp()
 
     generator = torch.Generator().manual_seed(seed)
@@ -114,7 +118,6 @@ def released_attention(
     err = sets = None
     if config.audit:
         err = relative_error(out, attend(scores, v, visible.to(dtype)))
-        none = torch.empty(0, dtype=torch.int64)
         pairs = zip(fixed.flatten(0, 2), (drawn & ~fixed & visible).flatten(0, 2), strict=True)
         sets = [IndexSets(f.nonzero()[:, 0].cpu(), none, d.nonzero()[:, 0].cpu()) for f, d in pairs]
     density = read.sum(-1) / visible.sum(-1).clamp_min(1)
