@@ -35,12 +35,6 @@ def filled(model: MaskedDiffusionLM, ids: Tensor, **inputs: Any) -> RegionCache:
     return cache
 
 
-def with_stored(fresh: Tensor, rows: Tensor, spans: list[tuple[int, int]]) -> Tensor:
-    for lo, hi in spans:
-        fresh[:, :, lo:hi] = rows[:, :, lo:hi]
-    return fresh
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_recomputing_everything_with_a_cache_is_the_same_to_the_last_bit(form: str):
     model = tiny(**FORMS[form])
@@ -342,6 +336,8 @@ def test_a_cache_that_does_not_fit_is_refused():
     ):
         with pytest.raises(InputError, match="does not fit this model and a canvas of 2 x 12"):
             run(model, ids, cache=cache)
+    with pytest.raises(InputError, match=r"the cache is torch\.bfloat16 on cpu, the model torch\.float32 on cpu"):
+        run(model, ids, cache=tiny(dtype=torch.bfloat16).new_cache(2, T))
     with pytest.raises(InputError, match=r"torch\.no_grad"):
         model(ids, cache=model.new_cache(2, T))
     with pytest.raises(InputError, match=r"write \[2, 9\) does not lie in region \[4, 9\)"):

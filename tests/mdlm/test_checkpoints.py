@@ -25,6 +25,7 @@ from transformers import (  # noqa: E402
 from assay._errors import InputError  # noqa: E402
 from assay.mdlm import MaskedDiffusionLM, UnsupportedCheckpointError, block_causal_mask  # noqa: E402
 
+from ..lm.conftest import cache, tiny_gguf  # noqa: E402, F401 - fixtures
 from . import families  # noqa: E402
 from .families import DREAM, LLADA, SDAR, llada_weights, qwen_weights, write  # noqa: E402
 from .tiny import scatter, tiny  # noqa: E402
@@ -287,6 +288,8 @@ def test_what_is_of_no_family_or_lacks_a_setting_is_refused(tmp_path: Path):
         opened(tmp_path, DREAM | {"quantization_config": {"bits": 4}}, weights)
     with pytest.raises(UnsupportedCheckpointError, match="family 'mamba' is not known"):
         opened(tmp_path, DREAM, weights, family="mamba")
+    with pytest.raises(InputError, match=r"block_size is for SDAR, and .* is of the family 'dream'"):
+        opened(tmp_path, DREAM, weights, block_size=4)
     assert opened(tmp_path, DREAM | {"model_type": "DiffuCoder"}, weights, family="dream").config.logit_shift
 
 
@@ -438,6 +441,20 @@ def test_a_converted_model_with_a_causal_mask_gives_the_logits_it_came_from(tmp_
     assert (config.mask_token_id, config.eos_token_id, config.pad_token_id) == (39, 38, 38)
     unshifted = MaskedDiffusionLM.from_autoregressive(source, mask_token_id=39, logit_shift=False)
     assert (logits(unshifted, attention_mask=CAUSAL) - raw).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("by", ["file", "folder and name"])
+def test_a_gguf_file_is_converted(cache: Path, tiny_gguf: Path, by: str):  # noqa: F811
+    source = transformers.AutoModelForCausalLM.from_pretrained(tiny_gguf.parent, gguf_file=tiny_gguf.name)
+    ids = torch.arange(13)
+    with torch.no_grad():
+        raw = source.eval()(ids[None]).logits[0]
+    if by == "file":
+        model = MaskedDiffusionLM.from_autoregressive(tiny_gguf, mask_token_id=4)
+    else:
+        model = MaskedDiffusionLM.from_autoregressive(tiny_gguf.parent, mask_token_id=4, gguf_file=tiny_gguf.name)
+    assert (logits(model, ids, attention_mask=CAUSAL)[1:] - raw[:-1]).abs().max() < 1e-5
+    assert model.config.source_family == "llama"
 
 
 def test_the_weights_are_copied_and_keep_their_dtype():

@@ -6,7 +6,7 @@ a released checkpoint or of a model that trains on two cores.
 
 Reach for it to run such a checkpoint, to train a small one, or to plug in a scheduler or a cache policy of your own::
 
-    model = MaskedDiffusionLM.from_checkpoint("GSAI-ML/LLaDA-8B-Instruct-folder", dtype=torch.bfloat16, device="cuda")
+    model = MaskedDiffusionLM.from_checkpoint("models/LLaDA-8B-Instruct", device="cuda")
     logits = model(canvas).logits           # (B, T, V); logits[:, j] is about the token AT position j, in every family
 """
 

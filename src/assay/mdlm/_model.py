@@ -389,6 +389,11 @@ class MaskedDiffusionLM(PreTrainedModel):
                 f"the cache (layers, rows, key heads, columns, width = {tuple(cache.keys.shape)}) does not fit this model and "
                 f"a canvas of {batch} x {canvas}: make it with new_cache(batch, max_len)"
             )
+        if (cache.keys.dtype, cache.keys.device) != (self.dtype, self.device):
+            raise InputError(
+                f"the cache is {cache.keys.dtype} on {cache.keys.device}, the model {self.dtype} on {self.device}: make it "
+                "with new_cache(batch, max_len)"
+            )
         return cache.visit(region, computed, see, write)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,8 @@ def from_checkpoint(
     family
         ``"llada"``, ``"dream"``, ``"sdar"`` or ``"assay"``. None: what config.json says.
     mask_token_id
-        For a checkpoint that does not name its [MASK] (SDAR without a tokenizer).
+        For a checkpoint that does not name its [MASK], neither in config.json nor in its tokenizer (SDAR alone). Without
+        it the id of the released models is taken. The logger ``assay.mdlm`` says which one was used.
     block_size
         For SDAR, whose config.json does not hold it. None: 4, as released.
 
@@ -83,9 +84,13 @@ def from_checkpoint(
             f"{folder} is an autoregressive model of the family {family!r}: convert it with from_autoregressive, which asks "
             "for the id that becomes [MASK]"
         )
+    if block_size is not None and family != "sdar":
+        raise InputError(f"block_size is for SDAR, and {folder} is of the family {family!r}: leave it out")
     shapes = _stored_shapes(folder)
     if family == "assay":
         config = MDLMConfig.from_dict(raw)
+        if mask_token_id not in (None, config.mask_token_id):
+            log.warning("the mask id is %s, from config.json; %d is not used", config.mask_token_id, mask_token_id)
     elif family in DIFFUSION_FAMILIES:
         fields = _READERS[family](raw)
         fields |= _special_ids(raw, folder, family, mask_token_id)
