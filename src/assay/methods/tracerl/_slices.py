@@ -5,7 +5,7 @@ response that later blocks look at, and a noisy one that is trained on.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -130,7 +130,8 @@ class SliceBatch:
 
     def _replaced(self, change: Callable[[Tensor], Tensor]) -> "SliceBatch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SliceBatch(**{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()})
+        changed: dict[str, Any] = {name: change(v) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
     def by_response(self, values: Float[Tensor, "R L1"], responses: int) -> Float[Tensor, "responses L1"]:
         """What the rows of each response say at their targets, put together; 0 where nothing is a target.

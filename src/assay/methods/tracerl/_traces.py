@@ -211,6 +211,7 @@ def collect_traces(
             here = replace(config, return_trace=True, seed=seed + at)
             out = diffusion_generate(model, rows, here, scheduler=scheduler, cache_policy=cache_policy)
             answers = slice(out.canvas_start, None)
+            assert out.trace is not None
             steps = out.trace.steps[:, answers]
             tokens = torch.where(steps == NEVER, out.sequences[:, answers].cpu(), out.trace.tokens[:, answers])
             for row, prompt in enumerate(rows):

@@ -446,7 +446,7 @@ class TraceRLTrainer:
     def _shares(self, order: Tensor) -> list[Tensor]:
         """The rows of each update; as many on every process."""
         if self.args.updates_per_step is not None:
-            return [share for share in order.tensor_split(self.args.updates_per_step)]
+            return list(order.tensor_split(self.args.updates_per_step))
         size = self.args.micro_batch_size * self.args.gradient_accumulation_steps
         shares = list(order.split(size)) if len(order) else []
         return shares + [order[:0]] * (self._most(len(shares)) - len(shares))
@@ -511,9 +511,9 @@ class TraceRLTrainer:
         return make(traces, mask_rate=args.mask_rate, **settings)
 
     def _banned(self) -> tuple[int, ...]:
-        config = self.policy.config
-        suppressed = self.args.generation.eos_policy == "suppress" and config.eos_token_id is not None
-        return (self.policy.mask_token_id, config.eos_token_id) if suppressed else (self.policy.mask_token_id,)
+        eos = self.policy.config.eos_token_id
+        suppressed = self.args.generation.eos_policy == "suppress" and eos is not None
+        return (self.policy.mask_token_id, *((eos,) if suppressed else ()))
 
     def _logps_of(self, model: Any) -> Callable[[SliceBatch], Tensor]:
         banned = self._banned()

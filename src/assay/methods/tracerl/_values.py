@@ -57,9 +57,10 @@ class DiffusionValueModel(PreTrainedModel):
                 f"a value model is made from a MaskedDiffusionLM, got {type(model).__name__}: load the policy with "
                 "MaskedDiffusionLM.from_checkpoint"
             )
-        value = cls(model.config)
+        value: DiffusionValueModel = cls(model.config)
         value.body.model.load_state_dict(model.model.state_dict())
-        return value.to(device=model.device, dtype=model.dtype).train(model.training)
+        value.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
+        return value.train(model.training)
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Float[Tensor, "batch canvas"]:
         """Values of every column of the canvas.
