@@ -64,7 +64,7 @@ def trace_picture(
             scale = Normalize(1, max(last, 2))
             for column, step in enumerate(steps[begin : begin + _WIDEST]):
                 face = colours(scale(step)) if step > 0 else "none"
-                box = (column, place), 0.94, 0.86
+                box = (float(column), float(place)), 0.94, 0.86
                 axis.add_patch(_cell(*box, face))
                 if step > 0:
                     ink = "black" if scale(step) > 0.6 else "white"
