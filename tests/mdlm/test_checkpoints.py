@@ -23,6 +23,7 @@ from transformers import (  # noqa: E402
 )
 
 from assay._errors import InputError  # noqa: E402
+from assay.data import MissingData  # noqa: E402
 from assay.mdlm import MaskedDiffusionLM, UnsupportedCheckpointError, block_causal_mask  # noqa: E402
 
 from ..lm.conftest import cache, tiny_gguf  # noqa: E402, F401 - fixtures
@@ -497,3 +498,25 @@ def test_a_block_mask_of_the_library_is_the_one_that_the_model_makes(tmp_path: P
     model = opened(tmp_path, SDAR, qwen_weights(SDAR), mask_token_id=39)
     mask = block_causal_mask(torch.arange(13)[None], 4)
     assert torch.equal(logits(model, attention_mask=mask), logits(model))
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_smollm2_is_converted_by_its_name_and_keeps_its_logits():
+    from assay.lm import load
+
+    try:
+        source, tokenizer, _ = load("smollm2-135m-instruct")
+    except MissingData as error:
+        pytest.skip(str(error))
+    model = MaskedDiffusionLM.from_autoregressive("smollm2-135m-instruct", mask_token_id=4, mask_init="mean")
+    assert (model.config.eos_token_id, model.config.pad_token_id, model.config.rope_theta) == (2, 2, 100000.0)
+    ids = tokenizer("The capital of France is Paris, and the capital of", return_tensors="pt").input_ids
+    causal = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+    with torch.no_grad():
+        raw = source(ids).logits[0]
+        aligned = model(ids, attention_mask=causal).logits[0]
+    others = torch.arange(raw.shape[1]) != 4  # the head is tied: the row of [MASK] is the mean now
+    assert (aligned[1:] - raw[:-1])[:, others].abs().max() < 1e-3 * raw.std()
+    rows = source.model.embed_tokens.weight
+    assert torch.allclose(model.model.embed_tokens.weight[4], rows.mean(0), atol=1e-6)
