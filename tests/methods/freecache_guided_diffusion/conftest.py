@@ -28,9 +28,7 @@ class Table(MaskedDiffusionLM):
 
     def __init__(self, drafts: list[int], vocab: int, mask: int, eos: int) -> None:
         sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-        super().__init__(
-            MDLMConfig(vocab_size=vocab, mask_token_id=mask, eos_token_id=eos, pad_token_id=eos, **sizes)
-        )
+        super().__init__(MDLMConfig(vocab_size=vocab, mask_token_id=mask, eos_token_id=eos, pad_token_id=eos, **sizes))
         self.drafts, self.regions = torch.tensor(drafts), []
         self.eval()
 
@@ -82,7 +80,13 @@ class Judge:
 
 
 def guider_model(seed: int = 5, vocab: int = 40) -> Qwen3ForCausalLM:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+    }
     config = Qwen3Config(
         vocab_size=vocab, intermediate_size=48, max_position_embeddings=256, tie_word_embeddings=False, **sizes
     )

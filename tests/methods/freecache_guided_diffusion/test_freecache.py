@@ -291,7 +291,7 @@ def test_frozen_columns_cannot_be_written_again():
     class Careless(FreeCache):
         def plan(self, state):
             plans = super().plan(state)
-            return [type(p)(region=(20, state.length)) for p in plans] if state.step == 3 else plans
+            return [type(p)(region=(5, state.length)) for p in plans] if state.step == 3 else plans
 
     with pytest.raises(FrozenRegionError):
         run(tiny(), Careless())
@@ -345,7 +345,9 @@ def test_keys_and_values_are_held_once():
         def plan(self, state):
             if state.cache is not None:
                 pointers.add(state.cache.keys.data_ptr())
-                assert state.cache.bytes() == 2 * 2 * 2 * 8 * 27 * 4  # keys and values, 2 layers, 2 heads, 8 wide, 27 columns
+                assert (
+                    state.cache.bytes() == 2 * 2 * 2 * 8 * 27 * 4
+                )  # keys and values, 2 layers, 2 heads, 8 wide, 27 columns
             return super().plan(state)
 
     run(model, Watching())

@@ -35,7 +35,7 @@ def token_bytes(tokenizer: Any) -> list[bytes | None]:
         raise InputError(
             f"{type(tokenizer).__name__} is no fast tokenizer: load it by AutoTokenizer with tokenizer.json"
         )
-    scheme = json.dumps(json.loads(backend.to_str())["decoder"])
+    scheme = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False)
     if "ByteLevel" in scheme:
         spell = _byte_level()
     elif "▁" in scheme:
