@@ -103,7 +103,7 @@ def open_model(
             raise InputError(
                 f"{path_or_name} is a causal model: use runsum-dlm or another of the masked-diffusion ones"
             )
-        return TextModel(model.to(device), None)
+        return TextModel(model.to(torch.device(device)), None)  # type: ignore[arg-type] # torch's own wrapper of `to`
     folder = Path(path_or_name)
     if not folder.is_dir():
         names = ", ".join(name for name in _runsum_models.RECIPES if "dlm" in name)

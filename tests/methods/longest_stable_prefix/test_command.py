@@ -1,6 +1,7 @@
 """The command on a user's model and prompts: what it writes, how it goes on, what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,8 +88,10 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not(folder, prompts, tmp_pa
         command.generate(out=cut, **{**settings, "temperature": 0.0})
 
 
-def test_one_prompt_is_answered_on_the_screen(folder, capsys):
-    command.generate(model=folder, prompt="Hi", max_new_tokens=8, cache="none", delimiters="none")
+def test_one_prompt_is_answered_on_the_screen_and_drawn(folder, tmp_path, capsys):
+    picture = tmp_path / "pictures" / "trace.png"
+    command.generate(model=folder, prompt="Hi", max_new_tokens=8, cache="none", delimiters="none", trace=picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out
     assert "calls" in said
     assert "token-forwards" in said
@@ -121,6 +124,7 @@ def test_a_run_sum_is_written_in_its_signs(monkeypatch, capsys):
         ({"max_new_tokens": 200}, "the model takes 128"),
         ({"cache": "none", "horizon": 8}, "--horizon belongs to a cache"),
         ({"horizon": 0}, "horizon is 0"),
+        ({"trace": Path("trace.gif")}, "use .png, .svg or .pdf"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, change, message, monkeypatch):

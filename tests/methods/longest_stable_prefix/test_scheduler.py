@@ -343,3 +343,18 @@ def test_the_stats_say_what_ran():
     assert "delimiters=[3]" in out.stats["scheduler"]
     assert out.stats["policy"] == "PrefixAbsorbCache(freeze=settled, horizon=None)"
     assert out.stats["max_new_tokens"] == 8
+
+
+def test_it_takes_the_window_that_a_sliding_cache_leaves_it():
+    from assay.methods.freecache_guided_diffusion import FreeCache
+
+    out = diffusion_generate(
+        tiny(),
+        PROMPT,
+        config(32, eos_policy="none"),
+        LongestStablePrefix(delimiters=None),
+        FreeCache("sliding", window=(4, 12)),
+    )
+    assert not (answer(out) == MASK).any()
+    assert max(out.stats["active_lengths"][0]) <= 12
+    assert set(out.stats["fragments"][0]) == {1}

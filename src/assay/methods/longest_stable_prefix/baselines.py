@@ -118,6 +118,7 @@ class ProphetEarlyCommit(Scheduler):
 
 def _restricted(draft: Draft, masked: Bool[Tensor, "B w"]) -> Draft:
     """The same draft with fewer candidates."""
+    rows, places = masked.nonzero(as_tuple=True)
     filtered = None if draft.filtered is None else draft.filtered[draft.of_candidates(masked)]
     return Draft(
         positions=draft.positions,
@@ -126,7 +127,7 @@ def _restricted(draft: Draft, masked: Bool[Tensor, "B w"]) -> Draft:
         raw=draft.raw,
         generator=draft.generator,
         filtered=filtered,
-        where=masked.nonzero(as_tuple=True),
+        where=(rows, places),
     )
 
 

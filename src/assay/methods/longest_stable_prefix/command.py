@@ -22,6 +22,7 @@ def generate(
     prompt: str | None = None,
     prompts: Path | None = None,
     out: Path | None = None,
+    trace: Path | None = None,
     max_new_tokens: int = 256,
     alpha: float = 0.25,
     beta: float = 0.5,
@@ -59,6 +60,8 @@ def generate(
         A JSONL file, one object with a "prompt" (or question, messages) and maybe an "id" a line.
     out : FILE
         The JSONL file to write to; continued if it is there and its settings are the same.
+    trace : FILE
+        With --prompt: a picture of when each token was committed (.png, .svg, .pdf).
     max_new_tokens
         Masks put after each prompt. More of them may change where a model stops.
     alpha, beta
@@ -102,6 +105,10 @@ def generate(
     """
     if (prompt is None) == (prompts is None):
         raise InputError("give one of --prompt and --prompts: a text, or a JSONL file of them")
+    if trace is not None and prompt is None:
+        raise InputError("--trace is a picture of one answer: give --prompt, not --prompts")
+    if trace is not None and trace.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--trace {trace} has no ending that tells its kind: use .png, .svg or .pdf")
     if horizon is not None and cache == "none":
         raise InputError("--horizon belongs to a cache: leave it out, or give --cache settled")
     from assay.mdlm import DiffusionGenerationConfig, NoCache
@@ -141,16 +148,25 @@ def generate(
         "raw": raw,
         "seed": seed,
     }
-    run = _Run(opened, scheduler, policy, config, raw, seed)
+    run = _Run(opened, scheduler, policy, config, raw, seed, trace)
     _answer(lines, run, settings, out, shown=prompts is None)
 
 
 class _Run:
     """Answers one line at a time, so that an answer depends neither on the others nor on where a run was stopped."""
 
-    def __init__(self, opened: TextModel, scheduler: Any, policy: Any, config: Any, raw: bool, seed: int) -> None:
+    def __init__(
+        self,
+        opened: TextModel,
+        scheduler: Any,
+        policy: Any,
+        config: Any,
+        raw: bool,
+        seed: int,
+        trace: Path | None,
+    ) -> None:
         self.opened, self.scheduler, self.policy = opened, scheduler, policy
-        self.config, self.raw, self.seed = config, raw, seed
+        self.config, self.raw, self.seed, self.trace = config, raw, seed, trace
 
     def __call__(self, line: Any) -> dict[str, Any]:
         from dataclasses import replace
@@ -158,9 +174,26 @@ class _Run:
         from assay.mdlm import diffusion_generate
 
         ids: Tensor = self.opened.encode(line.prompt, chat=not self.raw)
-        config = replace(self.config, seed=self.seed + line.index)
+        config = replace(self.config, seed=self.seed + line.index, return_trace=self.trace is not None)
         output = diffusion_generate(self.opened.model, ids[None], config, self.scheduler, self.policy)
+        if self.trace is not None:
+            self._draw(output)
         return _record(line.id, self.opened, output)
+
+    def _draw(self, output: DiffusionOutput) -> None:
+        """The picture of one answer, as a whole file or not at all."""
+        from assay.bench._files import whole_file
+        from assay.mdlm import trace_picture
+
+        assert self.trace is not None
+        answer = output.sequences[0, output.canvas_start :].tolist()
+        figure = trace_picture(
+            {"LongestStablePrefix": output},
+            signs=[self.opened.decode_one(token) for token in answer],
+            title=f"{output.forwards} calls",
+        )
+        with whole_file(self.trace) as path:
+            figure.savefig(path, format=self.trace.suffix.removeprefix("."))
 
 
 def _record(name: str, opened: TextModel, output: DiffusionOutput) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from assay.testbeds import ReplayTimer, gsm8k_text, load, runsum, scaled_trace
 from . import LongestStablePrefix, PrefixAbsorbCache, Watched, delimiter_mask
 from .baselines import FixedThresholdPrefix, ProphetEarlyCommit, ScatteredSizes
 
+NEW_TOKENS = runsum.ANSWER_LENGTH
 DELIMITERS = (runsum.STEP_END, runsum.EOS)
 FLOORS = (1.0, 3.0, 5.0)
 DYNAMIC = ("dynamic-cached-0.7", "dynamic-cached-0.8", "dynamic-cached-0.9", "dynamic-cached-0.95")
@@ -41,7 +42,7 @@ LSP_POINTS = ("lsp-cached", "lsp-floor-1-cached", "lsp-floor-3-cached", "lsp-flo
 class Run:
     """What a decoded batch gave, a row a problem."""
 
-    answers: Tensor  # (rows, 40)
+    answers: Tensor  # (rows, NEW_TOKENS)
     calls: Tensor  # (rows,)
     token_forwards: Tensor  # (rows,)
     seconds: float
@@ -56,7 +57,7 @@ def decode(
     model: Any, prompts: Tensor, scheduler: Scheduler, policy: CachePolicy | None = None, **settings: Any
 ) -> Run:
     """Answer all prompts, watched."""
-    config = DiffusionGenerationConfig(max_new_tokens=runsum.ANSWER_LENGTH, seed=0, **settings)
+    config = DiffusionGenerationConfig(max_new_tokens=NEW_TOKENS, seed=0, **settings)
     watched = scheduler if isinstance(scheduler, LongestStablePrefix) else Watched(scheduler)
     out = diffusion_generate(model, prompts, config, watched, policy)
     return Run(
@@ -132,8 +133,8 @@ class Decoder:
             return LowConfidenceDynamic(0.9), None, {"block_length": int(arm.removeprefix("blocks-"))}
         if arm.startswith("dynamic-"):
             threshold = float(arm.rpartition("-")[2])
-            policy = PrefixCache() if "cached" in arm else None
-            return LowConfidenceDynamic(threshold), policy, {"block_length": 8} if "blocks" in arm else {}
+            prompt_cache = PrefixCache() if "cached" in arm else None
+            return LowConfidenceDynamic(threshold), prompt_cache, {"block_length": 8} if "blocks" in arm else {}
         if arm == "lsp-immediate":
             return lsp(), PrefixAbsorbCache("immediate"), {}
         policy = PrefixAbsorbCache() if arm.endswith("-cached") else None
@@ -330,15 +331,17 @@ def traces(job: Trial) -> None:
     prompts, _ = text_prompts(job["traces"], job.seed)
     kept: dict[str, Tensor] = {}
     for row, prompt in enumerate(prompts):
-        settings = {"max_new_tokens": gsm8k_text.ANSWER_LENGTH, "eos_policy": "none", "return_trace": True, "seed": 0}
+        config = DiffusionGenerationConfig(
+            max_new_tokens=gsm8k_text.ANSWER_LENGTH, eos_policy="none", return_trace=True, seed=0
+        )
         ours = diffusion_generate(
             model,
             [prompt],
-            DiffusionGenerationConfig(**settings),
+            config,
             LongestStablePrefix(alpha=ALPHA, delimiters=delimiters),
             PrefixAbsorbCache(),
         )
-        static = diffusion_generate(model, [prompt], DiffusionGenerationConfig(**settings, steps=ours.steps))
+        static = diffusion_generate(model, [prompt], replace(config, steps=ours.steps))
         for name, out in (("lsp", ours), ("static", static)):
             assert out.trace is not None
             kept[f"{name}-{row}"] = out.trace.steps[0, out.canvas_start :].contiguous()
@@ -379,7 +382,7 @@ def replayed(trial: Trial) -> dict[Any, dict[str, Any]]:
     for cell in trial.progress(list(trial.cells())):
         length = int(cell["length"])
         factor = length // 2 // gsm8k_text.ANSWER_LENGTH
-        policy = PrefixAbsorbCache() if cell.arm == "lsp" else PrefixCache()
+        policy: CachePolicy = PrefixAbsorbCache() if cell.arm == "lsp" else PrefixCache()
         runs = [
             timer.replay(scaled_trace(steps[f"{cell.arm}-{row}"], factor), length // 2, policy)
             for row in range(trial["traces"])
