@@ -114,11 +114,19 @@ def test_what_the_eos_rule_filled_counts_as_committed_at_the_end():
     assert len(filled) == 3
 
 
+def test_a_scheduler_that_commits_from_the_left_asks_for_the_rest():
+    steps = torch.tensor([1, 1, 2, 3, 3, 4])
+    assert [shape.heads for shape in Counted().shapes(steps, 4, NoCache())] == [6, 6, 6, 6]
+    assert [shape.heads for shape in Counted().shapes(steps, 4, NoCache(), asks_for="rest")] == [6, 4, 3, 1]
+
+
 def test_what_is_no_trace_is_refused():
     with pytest.raises(InputError, match="a trace holds"):
         Counted().shapes(torch.tensor([-1, 1]), 4, NoCache())
     with pytest.raises(InputError, match="a trace holds"):
         Counted().shapes(torch.tensor([0, 0]), 4, NoCache())
+    with pytest.raises(InputError, match="asks_for"):
+        Counted().shapes(torch.tensor([1, 2]), 4, NoCache(), asks_for="all")
     with pytest.raises(InputError, match="factor of 0"):
         scaled_trace(torch.tensor([1]), 0)
     with pytest.raises(InputError, match="repeats"):

@@ -81,7 +81,8 @@ def test_a_model_that_is_refused_is_not_kept(world, tmp_path):
 
     with pytest.raises(RuntimeError, match="not good enough"):
         result(world, (AR,), 0, refuse)
-    assert not list((tmp_path / "cache" / "assets").glob("*"))
+    assert not (tmp_path / "cache" / "assets" / f"small-{digest(world, (AR,), 0)}.safetensors").exists()
+    assert result(world, (AR,), 0)  # it can still be made
 
 
 def test_everything_that_matters_is_in_the_digest(world):
@@ -124,7 +125,7 @@ def test_initial_weights_have_the_deviations_that_training_needs():
         (layer.mlp.down_proj.weight, 256**-0.5 * into_stream),
         (model.lm_head.weight, 0.02),
     ):
-        assert float(weight.std()) == pytest.approx(deviation, rel=0.05)
+        assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.05)
     assert bool((layer.self_attn.q_norm.weight == 1).all())
     assert sum(weight.numel() for weight in model.parameters()) == 448_096
 

@@ -105,7 +105,7 @@ class Training:
                 norm = nn.utils.clip_grad_norm_(list(self._weights.values()), self.plan.clip)
                 if not torch.isfinite(norm):
                     raise RuntimeError(
-                        f"{label}: the gradient of step {self.step} is not finite (loss {float(loss):.4g}): "
+                        f"{label}: the gradient of step {self.step} is not finite (loss {float(loss.detach()):.4g}): "
                         "lower the learning rate, or look for bad tokens in the batch"
                     )
                 self._optimizer.step()
@@ -115,7 +115,7 @@ class Training:
                 torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
                 bar.update()
                 if self.step % 10 == 0:
-                    bar.set_postfix(loss=f"{float(loss):.4f}", refresh=False)
+                    bar.set_postfix(loss=f"{float(loss.detach()):.4f}", refresh=False)
         self.model.eval()
 
     @torch.no_grad()

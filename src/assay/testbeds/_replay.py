@@ -25,7 +25,7 @@ from assay.mdlm._model import MaskedDiffusionLM
 from assay.mdlm._state import CachePolicy, Commit, DiffusionGenerationConfig, Draft, GenState, Scheduler
 
 WIDTHS = 8  # timed widths a canvas, at most
-_TINY = {
+_TINY: dict[str, Any] = {
     "hidden_size": 2,
     "num_hidden_layers": 1,
     "num_attention_heads": 1,
@@ -115,6 +115,7 @@ class ReplayTimer:
         prompt_length: int,
         policy: CachePolicy,
         block_length: int | None = None,
+        asks_for: str = "block",
     ) -> Replayed:
         """What a run costs that commits the tokens of one answer at these steps.
 
@@ -129,8 +130,11 @@ class ReplayTimer:
             What each forward recomputes.
         block_length
             That of the run, for policies that go by blocks.
+        asks_for
+            The columns whose logits the run's scheduler asked for: *block*, all of the current block (the standard
+            schedulers), or *rest*, from the first mask on (those that commit from the left).
         """
-        shapes = self.shapes(steps, prompt_length, policy, block_length)
+        shapes = self.shapes(steps, prompt_length, policy, block_length, asks_for)
         return Replayed(
             seconds=sum(self.seconds(shape) for shape in shapes),
             forwards=len(shapes),
@@ -144,6 +148,7 @@ class ReplayTimer:
         prompt_length: int,
         policy: CachePolicy,
         block_length: int | None = None,
+        asks_for: str = "block",
     ) -> list[Shape]:
         """The shapes of the forwards of a run, in order."""
         canvas = prompt_length + len(steps)
@@ -162,7 +167,7 @@ class ReplayTimer:
             max_new_tokens=len(steps), block_length=block_length, eos_policy="none", seed=0
         )
         prompt = torch.zeros(1, prompt_length, dtype=torch.int64)
-        diffusion_generate(model.eval(), prompt, config, scheduler=_Recorded(steps), cache_policy=policy)
+        diffusion_generate(model.eval(), prompt, config, scheduler=_Recorded(steps, asks_for), cache_policy=policy)
         return model.shapes
 
     def seconds(self, shape: Shape) -> float:
@@ -227,7 +232,7 @@ class _Recorder(MaskedDiffusionLM):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         before = replace(self.counters)
-        output = super().forward(*args, **kwargs)
+        output: Any = super().forward(*args, **kwargs)
         self.shapes.append(
             Shape(
                 computed=self.counters.token_forwards - before.token_forwards,
@@ -242,11 +247,16 @@ class _Recorder(MaskedDiffusionLM):
 class _Recorded(Scheduler):
     """Commits what a recorded run committed, step by step."""
 
-    def __init__(self, steps: Tensor) -> None:
+    def __init__(self, steps: Tensor, asks_for: str) -> None:
+        if asks_for not in ("block", "rest"):
+            raise InputError(
+                f"asks_for is {asks_for!r}, expected 'block' or 'rest': what the run's scheduler looked at"
+            )
         if not len(steps) or int(steps.max()) < 1 or int(steps.min()) < 0:
             raise InputError(
                 "a trace holds the 1-based step of each token of an answer: give DecodingTrace.steps behind the prompt"
             )
+        self.asks_for = asks_for
         self.steps = torch.where(steps > 0, steps, steps.max())
         self._due = iter(sorted(set(self.steps.tolist())))
 
@@ -258,10 +268,12 @@ class _Recorded(Scheduler):
         self._now = next(self._due)
 
     def candidates(self, state: GenState) -> tuple[int, int]:
-        """The masks of the current block, as a scheduler that goes by blocks asks for them, and what is due now."""
-        block = (state.block_of == state.current_block[:, None])[0] & state.masked[0]
-        block[state.canvas_start :] |= self.steps == self._now
-        columns = block.nonzero()[:, 0]
+        """What the run's scheduler asked for, and what is due now."""
+        wanted = (state.block_of == state.current_block[:, None])[0]
+        if self.asks_for == "rest":
+            wanted &= state.masked[0].cumsum(0) > 0
+        wanted[state.canvas_start :] |= self.steps == self._now
+        columns = wanted.nonzero()[:, 0]
         return int(columns.min()), int(columns.max()) + 1
 
     def commit(self, state: GenState, logits: Tensor, draft: Draft) -> Commit:

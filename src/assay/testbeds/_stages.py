@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -139,8 +139,11 @@ def result(
         return {name.removeprefix("average."): file.get_tensor(name) for name in names}
 
 
-def _state(world: World, chain: Chain, seed: int, accept: Callable[[Any, Stage], None]) -> Path:
-    """The cached state of training after a chain; made, with all before it, where it is missing."""
+def _state(world: World, chain: Chain, seed: int, accept: Callable[[Any, Stage], None], *, pause: bool = False) -> Path:
+    """The cached state of training after a chain; made, with all before it, where it is missing.
+
+    A ``pause`` is only gone on from: its model need not be any good.
+    """
     stage = chain[-1]
     target = cache() / "assets" / f"{world.name}-{digest(world, chain, seed)}.safetensors"
 
@@ -152,14 +155,15 @@ def _state(world: World, chain: Chain, seed: int, accept: Callable[[Any, Stage],
             else:
                 model.load_state_dict(result(world, chain[:-1], seed, accept))
             training = Training(model, stage.plan)
-            if before := [pause for pause in world.pauses if pause < stage.until < stage.plan.steps + 1]:
+            if before := [step for step in world.pauses if step < stage.until]:
                 paused = replace(stage, until=max(before))
-                training.restore(_state(world, (*chain[:-1], paused), seed, accept))
+                training.restore(_state(world, (*chain[:-1], paused), seed, accept, pause=True))
             label = f"{world.name}, seed {seed}: {stage.kind}"
             training.advance(lambda step: _loss(world, stage, model, seed, len(chain), step), stage.until, label)
             training.save(path)
-            training.use_average()
-            accept(model, stage)
+            if not pause:
+                training.use_average()
+                accept(model, stage)
 
     return made_once(target, make)
 
@@ -216,13 +220,13 @@ def _blind_prompt(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, generator: torch.Generator) -> None:
+def initialise(model: Any, generator: torch.Generator) -> None:
     """Draw the weights of an untrained causal model.
 
     Embeddings have standard deviation 1, linear layers 1/sqrt(inputs), those that write into the residual stream that
     over sqrt(2 layers), the head 0.02. With small embeddings the first stage takes more than twice as long.
     """
-    layers = model.config.num_hidden_layers  # type: ignore[union-attr]
+    layers = model.config.num_hidden_layers
     for name, weight in model.named_parameters():
         if weight.dim() == 1:
             weight.fill_(1.0)  # norms
