@@ -356,5 +356,5 @@ def test_it_takes_the_window_that_a_sliding_cache_leaves_it():
         FreeCache("sliding", window=(4, 12)),
     )
     assert not (answer(out) == MASK).any()
-    assert max(out.stats["active_lengths"][0]) <= 12
+    assert max(out.stats["active_lengths"][0][1:]) <= 12  # the first forward computes the whole canvas
     assert set(out.stats["fragments"][0]) == {1}

@@ -55,7 +55,7 @@ def model():
 @pytest.fixture
 def trial(model, monkeypatch):
     monkeypatch.setattr(study, "load", lambda name, seed: model)
-    monkeypatch.setattr(study, "NEW_TOKENS", 16)
+    monkeypatch.setattr(study, "NEW_TOKENS", 8)
     cells = [Cell(arm) for arm in study.run_sums.arms]
     return Fake(None, cells, result={"tau": 0.5, "floor": 3.0}, model="runsum-dlm", problems=1)
 
@@ -73,14 +73,14 @@ def test_every_arm_is_measured_on_the_same_problems_and_the_rivals_are_matched(t
     # scattered rivals may end early by an EOS, never later
     for arm in ("static", "scattered-equal"):
         assert (calls[arm] <= calls["lsp"]).all()
-    assert (calls["one-token"] <= 16).all()
+    assert (calls["one-token"] <= 8).all()
     assert (found["lsp-tuned"]["calls"].values == calls["lsp-floor-3"]).all()
     assert (found["lsp-tuned-cached"]["calls"].values == calls["lsp-floor-3-cached"]).all()
     for arm in ("lsp", "lsp-strict", "lsp-floor-5"):
         cached, plain = (found[name]["token_forwards"].values for name in (f"{arm}-cached", arm))
         assert cached.mean() < plain.mean()
     # without a cache every call computes the canvas
-    assert (found["lsp"]["token_forwards"].values == (35 + 16) * calls["lsp"]).all()
+    assert (found["lsp"]["token_forwards"].values == (35 + 8) * calls["lsp"]).all()
 
 
 def test_static_has_each_problems_own_number_of_steps(model):
