@@ -36,6 +36,7 @@ def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
 def _step(n: int) -> list[Ratio]:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, HEADS, 1, WIDTH), torch.randn(1, HEADS, n, WIDTH), torch.randn(1, HEADS, n, WIDTH)
+    k, v = GrowingKVCache().update(k, v, 0)  # where they lie in use, for all
     index = make_index(VAttentionConfig())
     index.build(k)
     mask = torch.rand(1, HEADS, 1, n) < 0.1

@@ -129,3 +129,21 @@ def test_keys_may_be_replaced_by_a_part_of_themselves():
     layer.keys, layer.values = layer.keys[:, :, 3:], layer.values[:, :, 3:]
     assert torch.equal(layer.keys, want)
     assert layer.values.shape[2] == 37
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_buffers_hold_what_small_ones_hold(dtype, monkeypatch):
+    from assay.methods.vattention import _cache
+
+    g = torch.Generator().manual_seed(3)
+    parts = [torch.randn(1, 2, n, 8, generator=g).to(dtype) for n in (50, 1, 120, 1)]
+    for least in (1, 2**40):  # every buffer in large pages, none
+        monkeypatch.setattr(_cache, "LARGE", least)
+        cache = GrowingKVCache()
+        for part in parts:
+            k, v = cache.update(part, -part, 0)
+        assert torch.equal(k, torch.cat(parts, 2))
+        assert torch.equal(v, -torch.cat(parts, 2))
+        cache.crop(-100)
+        k, _ = cache.update(parts[1], parts[1], 0)
+        assert torch.equal(k, torch.cat([torch.cat(parts, 2)[:, :, :72], parts[1]], 2))

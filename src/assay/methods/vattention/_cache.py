@@ -3,6 +3,8 @@ much as dense attention and hides what a sparse step saves."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import Any
 
 import torch
@@ -10,6 +12,24 @@ from torch import Tensor
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, DynamicLayer, get_layer_types_and_kwargs
 
 from assay.methods.vattention._indices import writable
+
+LARGE = 2**22  # bytes from which large pages are worth asking for
+
+
+def _empty_on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory in large pages, where the system gives them on request (Linux).
+
+    A sparse step reads keys that lie anywhere. In pages of 4 kB nearly each of them costs a walk through the page tables.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without them: ordinary pages
+        pass
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class _GrowingLayer(DynamicLayer):
@@ -79,7 +99,7 @@ class _GrowingLayer(DynamicLayer):
         return grown
 
     def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        return like.new_empty(shape)
+        return _empty_on_cpu(shape, like.dtype) if like.device.type == "cpu" else like.new_empty(shape)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write at the end; return views of everything so far.
@@ -133,7 +153,9 @@ class _OffloadedLayer(_GrowingLayer):
     """Keys and values on the CPU, pinned where there is CUDA. The prefill gets back what it brought."""
 
     def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        return torch.empty(shape, dtype=like.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+        if torch.cuda.is_available():
+            return torch.empty(shape, dtype=like.dtype, pin_memory=True)
+        return _empty_on_cpu(shape, like.dtype)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write to the CPU. The first call returns the new keys where they are, later ones views on the CPU."""

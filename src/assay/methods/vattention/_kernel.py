@@ -20,7 +20,9 @@ from functools import cache
 
 import numpy as np
 import torch
+from llvmlite import ir as llvm
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from assay.methods.vattention._attention import fixed_budget, fixed_ranks, not_finite, pilot_size
@@ -34,6 +36,7 @@ log = logging.getLogger("assay.vattention")
 # Sums may be reordered (that is what makes them fast), but NaN and infinity keep their meaning.
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 FIXED, PILOT, FURTHER_DRAW = 1, 2, 4
+AHEAD = 8  # rows asked for before their turn: they lie anywhere, and memory answers late
 BLOCK = 256  # rows of V added up in float32 before the sum goes into float64
 
 _GAMMA, _M1, _M2 = np.uint64(GAMMA), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -48,6 +51,29 @@ def _popcount(_, x):
         return builder.ctpop(args[0])
 
     return types.uint64(types.uint64), code
+
+
+@intrinsic
+def _prefetch(_, table, row):
+    """Ask for a row of a table of floats, 64 bytes at a time, so that it has come when its turn comes."""
+
+    def code(context, builder, signature, args):
+        table_type, _ = signature.args
+        array = context.make_array(table_type)(context, builder, args[0])
+        byte = llvm.IntType(8).as_pointer()
+        index, number = llvm.IntType(64), llvm.IntType(32)
+        stride, width = (builder.extract_value(x, i) for x, i in ((array.strides, 0), (array.shape, 1)))
+        start = builder.gep(builder.bitcast(array.data, byte), [builder.mul(args[1], stride)])
+        kind = llvm.FunctionType(llvm.VoidType(), [byte, number, number, number])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        with cgutils.for_range_slice(builder, index(0), builder.mul(width, index(4)), index(64), intp=index) as (
+            offset,
+            _count,
+        ):
+            builder.call(ask, [builder.gep(start, [offset]), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(table, types.int64), code
 
 
 @njit(cache=True)
@@ -136,6 +162,8 @@ def _score(q, k, base, step, positions, number, scale, out):
     top, width = np.float32(-np.inf), q.shape[0]
     broken = False
     for i in range(number):
+        if i + AHEAD < number:
+            _prefetch(k, base + positions[i + AHEAD] * step)
         row = base + positions[i] * step
         total = np.float32(0)
         for d in range(width):
@@ -157,6 +185,8 @@ def _add(v, base, step, positions, weights, number, factor, total):
     for begin in range(0, number, BLOCK):
         part[:] = 0
         for i in range(begin, min(begin + BLOCK, number)):
+            if i + AHEAD < number:
+                _prefetch(v, base + positions[i + AHEAD] * step)
             row, w = base + positions[i] * step, weights[i]
             for d in range(width):
                 part[d] += w * v[row, d]
