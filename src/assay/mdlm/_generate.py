@@ -22,7 +22,7 @@ from assay.mdlm._canvas import first_state, fitting, padded_canvas
 from assay.mdlm._masks import block_causal_mask
 from assay.mdlm._policies import NoCache
 from assay.mdlm._sampling import add_gumbel, filter_logits
-from assay.mdlm._schedulers import make_scheduler
+from assay.mdlm._schedulers import DreamSchedule, make_scheduler
 from assay.mdlm._state import (
     CachePolicy,
     Commit,
@@ -58,7 +58,7 @@ class Streamer(Protocol):
 @torch.no_grad()
 def diffusion_generate(
     model: "MaskedDiffusionLM",
-    input_ids: Int[Tensor, "B L0"] | Sequence[Any],
+    input_ids: Tensor | Sequence[Any],
     config: DiffusionGenerationConfig,
     scheduler: Scheduler | None = None,
     cache_policy: CachePolicy | None = None,
@@ -66,7 +66,7 @@ def diffusion_generate(
     stopping: Stopping | None = None,
     streamer: Streamer | None = None,
     *,
-    attention_mask: Int[Tensor, "B L0"] | Bool[Tensor, "B L0"] | None = None,
+    attention_mask: Tensor | None = None,
 ) -> DiffusionOutput:
     """Fill the masks after each prompt (and those in it, where allowed).
 
@@ -390,7 +390,7 @@ class _Run:
                 config.temperature,
                 config.top_k,
                 config.top_p,
-                first="top_p" if config.schedule == "dream" else "top_k",
+                first="top_p" if isinstance(self.scheduler, DreamSchedule) else "top_k",
             )
             draft.filtered = filtered
             if config.temperature:

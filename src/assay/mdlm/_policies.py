@@ -135,9 +135,10 @@ class ExactBlockCache(CachePolicy):
         """One plan a row: write what is full and not yet written, else denoise the current block."""
         plans = []
         starts, ends = state.span(state.current_block)
-        for row, start, end in zip(state.rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        rows = zip(state.rows.tolist(), state.pad.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        for row, pad, start, end in rows:
             written = self._written[row]
-            if written < start:
+            if max(written, pad) < start:
                 plans.append(ForwardPlan(region=(written, start), see=(0, start), freeze=(0, start)))
                 self._written[row] = start
             else:

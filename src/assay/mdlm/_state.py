@@ -339,7 +339,7 @@ class Commit:
     def where(cls, draft: Draft, chosen: Bool[Tensor, "B w"]) -> "Commit":
         """Commit the draft's own tokens at the chosen places."""
         # both in one transfer: the only wait for the device in a step
-        flags, tokens = torch.stack([chosen.long(), draft.tokens]).cpu()
+        flags, tokens = torch.stack([chosen.to(draft.tokens), draft.tokens]).cpu()
         rows, places = flags.nonzero(as_tuple=True)
         sizes = flags.sum(1).tolist()
         return cls(positions=draft.positions[places].split(sizes), tokens=tokens[rows, places].split(sizes))
