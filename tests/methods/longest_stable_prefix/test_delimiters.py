@@ -161,7 +161,7 @@ def test_smollm2():
         path = resolve("smollm2-135m-instruct", "language model").path
     except (OSError, ValueError) as error:
         pytest.skip(str(error))
-    tokenizer = AutoTokenizer.from_pretrained(converted(path), local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(path if path.is_dir() else converted(path), local_files_only=True)
     mask = delimiter_mask(tokenizer)
     for text, expected in ((".", True), (";", True), ("\n", True), ("a", False)):
         (token,) = tokenizer(text, add_special_tokens=False)["input_ids"]
