@@ -20,6 +20,7 @@ with extras("lm"):
     from assay.methods.tracerl._losses import trace_policy_loss, value_loss
     from assay.methods.tracerl._rewards import math_verify_reward, reasoning_gym_reward, runsum_reward
     from assay.methods.tracerl._scores import target_logps, target_values
+    from assay.methods.tracerl._sft import SFTRows, sft_loss, sft_rows
     from assay.methods.tracerl._slices import SliceBatch, build_block_slices, build_full_slices
     from assay.methods.tracerl._traces import Trace, collapse_steps, collect_traces
     from assay.methods.tracerl._trainer import TraceRLTrainer
@@ -27,6 +28,7 @@ with extras("lm"):
 
 __all__ = [
     "DiffusionValueModel",
+    "SFTRows",
     "SliceBatch",
     "Trace",
     "TraceRLConfig",
@@ -38,6 +40,8 @@ __all__ = [
     "math_verify_reward",
     "reasoning_gym_reward",
     "runsum_reward",
+    "sft_loss",
+    "sft_rows",
     "step_gae",
     "target_logps",
     "target_values",

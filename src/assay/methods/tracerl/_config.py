@@ -130,7 +130,14 @@ class TraceRLConfig:
     use_cpu: bool = False
 
     def __post_init__(self) -> None:
-        least_one: tuple[str, ...] = ("steps", "tasks_per_step", "num_generations", "shrink", "block_size", "warm_block_size")
+        least_one: tuple[str, ...] = (
+            "steps",
+            "tasks_per_step",
+            "num_generations",
+            "shrink",
+            "block_size",
+            "warm_block_size",
+        )
         least_one += ("train_value_every", "masks_per_sample", "max_prompt_length", "micro_batch_size")
         least_one += ("gradient_accumulation_steps", "updates_per_step", "rollout_batch_size")
         for name in least_one:

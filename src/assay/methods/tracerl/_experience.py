@@ -139,9 +139,10 @@ class Experience:
         rewards: Rewards,
         group: int,
         band: tuple[float, float] | None,
+        cut_off_is_wrong: bool,
     ) -> "Experience":
-        """Count cut-off responses as wrong, choose the tasks, and standardise inside each."""
-        cut = torch.tensor([trace.hit_limit for trace in traces])
+        """Count cut-off responses as wrong (where that is the rule), choose the tasks, and standardise inside each."""
+        cut = torch.tensor([trace.hit_limit and cut_off_is_wrong for trace in traces])
         counted, kept = counted_and_kept(rewards.outcome, cut, group, band)
         zscores = group_advantages(counted, group, eps=0.0, ddof=0)
         return cls(prompts, traces, Rewards(counted, rewards.process), zscores, kept)
@@ -172,6 +173,8 @@ class TrainingRows:
         Of the policy before the run, where the penalty pulls to it.
     values_old, returns : (R, L1) or None
         With a value model.
+    idle
+        There is nothing to learn here (on one process of several): the rows only keep it in step with the others.
     """
 
     batch: SliceBatch
@@ -180,3 +183,4 @@ class TrainingRows:
     logp_ref: Tensor | None = None
     values_old: Tensor | None = None
     returns: Tensor | None = None
+    idle: bool = False

@@ -21,9 +21,9 @@ def trace_policy_loss(
     *,
     eps: float = 0.2,
     beta: float = 0.01,
-    normalize: Normalize = "step",
+    normalize: Normalize | str = "step",
     length: int | None = None,
-    kl_normalize: KLNormalize | None = None,
+    kl_normalize: KLNormalize | str | None = None,
     logp_ref: Float[Tensor, "R L1"] | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """Clipped policy objective plus a penalty on the way from another policy, as a mean over rows.

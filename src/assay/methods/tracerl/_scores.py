@@ -28,6 +28,8 @@ def target_logps(
     banned
         Tokens that the sampler never draws ([MASK] at least): their probability is 0.
     """
+    if not len(batch):
+        return torch.zeros(0, device=batch.input_ids.device)
     batch = batch.trimmed()
     logits = model(
         input_ids=batch.input_ids,

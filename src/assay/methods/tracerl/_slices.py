@@ -97,8 +97,10 @@ class SliceBatch:
     def trimmed(self) -> "SliceBatch":
         """The same rows without the columns that change no target: pads left of every prompt, and blocks right of the
         last that has a target, which nothing before them sees."""
-        cut = self.prompt_length - int(self.real[:, : self.prompt_length].sum(1).max())
-        width = int(self.lengths()[1].max())
+        if not len(self):
+            return self
+        prompts, responses = self.lengths()
+        cut, width = self.prompt_length - int(prompts.max()), int(responses.max())
         canvas = self.prompt_length + width
         both = self.block_size is not None
         noisy = self.input_ids[:, self.noisy][:, :width]
@@ -122,7 +124,7 @@ class SliceBatch:
         columns = torch.arange(self.response_length, device=prompt.device) + 1
         last = (self.p_mask * columns).amax(1)
         blocks = -(-last // self.block_size) * self.block_size
-        return prompt, blocks.clamp(max=self.response_length)
+        return prompt, blocks.clamp(min=1, max=self.response_length)
 
     def to(self, device: torch.device | str) -> "SliceBatch":
         """The same on a device."""

@@ -45,10 +45,10 @@ class Trace:
         If the parts do not belong together: their lengths differ, or a step is negative.
     """
 
-    prompt_ids: Int[Tensor, " prompt"]
-    response_ids: Int[Tensor, " response"]
-    step_map: Int[Tensor, " response"]
-    logps: Float[Tensor, " response"] | None = None
+    prompt_ids: Int[Tensor, "_"]
+    response_ids: Int[Tensor, "_"]
+    step_map: Int[Tensor, "_"]
+    logps: Float[Tensor, "_"] | None = None
     text: str | None = None
     hit_limit: bool = False
     canvas_len: int | None = None

@@ -245,7 +245,11 @@ class TraceRLTrainer:
         with _timed(seconds, "reward"):
             experience = self.judge(prompts, traces, columns)
         record = self._record(experience)
-        if not self._any(len(experience.trained) > 0):
+        rows = None
+        if self._any(len(experience.trained) > 0):
+            with _timed(seconds, "scores"):
+                rows = self.training_rows(experience)
+        if rows is None or not self._any(not rows.idle):
             self.skipped += 1
             warnings.warn(
                 f"step {self.step + 1}: no task has a mean reward within {self.args.keep_band}, nothing is trained: mix in "
@@ -253,9 +257,8 @@ class TraceRLTrainer:
                 stacklevel=2,
             )
         else:
-            with _timed(seconds, "scores"):
-                rows = self.training_rows(experience)
-            record |= {"rows": len(rows.batch), "targets": int(rows.batch.p_mask.sum())}
+            learned = 0 if rows.idle else 1
+            record |= {"rows": learned * len(rows.batch), "targets": learned * int(rows.batch.p_mask.sum())}
             if self.value_model is not None:
                 with _timed(seconds, "value"):
                     record |= self._value_updates(rows)
@@ -298,7 +301,9 @@ class TraceRLTrainer:
         rewards = score(self.reward_funcs, prompts, traces, self.policy.config.eos_token_id, columns)
         if rewards.process is not None and self.value_model is None:
             raise InputError("process rewards need a value model, which spreads them over the steps: give value_model")
-        return Experience.of(prompts, traces, rewards, self.args.num_generations, self.args.keep_band)
+        args = self.args
+        cut_off_is_wrong = args.limit_margin is not None
+        return Experience.of(prompts, traces, rewards, args.num_generations, args.keep_band, cut_off_is_wrong)
 
     def training_rows(self, experience: Experience) -> TrainingRows:
         """Rows of the responses that are trained on, with old log-probabilities, advantages and (value model) returns.
@@ -309,13 +314,12 @@ class TraceRLTrainer:
             As `judge` gives it.
         """
         chosen = experience.trained.tolist()
-        if not chosen:  # only on a process whose neighbours have some
-            empty = self._rows([experience.traces[0]])
-            zeros = torch.zeros(empty.p_mask.shape)
-            empty.p_mask = torch.zeros_like(empty.p_mask)
-            return TrainingRows(empty, zeros, zeros, zeros, zeros, zeros)
         traces = [experience.traces[i] for i in chosen]
-        batch = self._rows(traces)
+        batch = self._rows(traces) if traces else None
+        if batch is None or not len(batch):
+            rows = self._rows(experience.traces[:1], post_num=None)
+            zeros = torch.zeros(rows.p_mask.shape)
+            return TrainingRows(rows, zeros, zeros, zeros, zeros, zeros, idle=True)
         logp_old = self._scored(batch, self._logps_of(self.model))
         logp_ref = None if self.reference is None else self._scored(batch, self._logps_of(self.reference))
         zscores = experience.zscores[experience.trained].to(logp_old.dtype)
@@ -406,7 +410,8 @@ class TraceRLTrainer:
         """One epoch over the rows. An update's gradient is that of the mean over its rows on all processes."""
         world = self.accelerator.num_processes
         rank = self.accelerator.process_index
-        order = torch.randperm(len(rows.batch), generator=generator_for(self.args.seed, self.step, "rows", rank))
+        count = 0 if rows.idle else len(rows.batch)
+        order = torch.randperm(count, generator=generator_for(self.args.seed, self.step, "rows", rank))
         shares = self._shares(order)
         sums: dict[str, float] = {}
         weight = 0
@@ -416,7 +421,11 @@ class TraceRLTrainer:
             if total == 0:
                 continue
             optimizer.zero_grad()
-            parts = micro_batches(rows.batch, share, self.args.micro_batch_size) if len(share) else [order[:1]]
+            parts = (
+                micro_batches(rows.batch, share, self.args.micro_batch_size)
+                if len(share)
+                else [torch.zeros(1, dtype=torch.int64)]
+            )
             for number in range(self._most(len(parts))):
                 idle = number >= len(parts) or len(share) == 0  # joins the collective backward with nothing to say
                 part = parts[min(number, len(parts) - 1)]
@@ -493,13 +502,14 @@ class TraceRLTrainer:
     def _decode(self, ids: list[int]) -> str:
         return self.processing_class.decode(ids, skip_special_tokens=True)
 
-    def _rows(self, traces: Sequence[Trace]) -> SliceBatch:
+    def _rows(self, traces: Sequence[Trace], **changed: Any) -> SliceBatch:
         args, config = self.args, self.policy.config
         settings: dict[str, Any] = {
             "block_size": self.block_size_at(self.step),
             "mask_token_id": self.policy.mask_token_id,
             "pad_token_id": padding_of(config),
             "post_num": args.post_num,
+            **changed,
         }
         if args.method == "trace":
             return build_slices(traces, shrink=self.shrink, **settings)
@@ -681,6 +691,10 @@ class TraceRLTrainer:
         self.accelerator.load_state(str(whole))
         self.step, self.skipped = kept["step"], kept["skipped"]
         self.history, self.evaluations = kept["history"], kept["evaluations"]
+        if self.args.output_dir and self.accelerator.is_main_process:  # drop what was logged after the checkpoint
+            for name, records in (("steps.jsonl", self.history), ("evaluations.jsonl", self.evaluations)):
+                lines = "".join(json.dumps(record) + "\n" for record in records)
+                (self._folder() / name).write_text(lines, encoding="utf-8")
         return True
 
     def _settings(self) -> dict[str, Any]:
