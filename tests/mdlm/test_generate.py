@@ -110,9 +110,9 @@ def test_a_row_of_a_ragged_batch_equals_its_own_run(form, policy, scheduler):
     for extra in (
         [{"block_origin": origin} for origin in ("canvas", "prompt")] if form is BLOCK else [{"block_length": 4}]
     ):
-        batch = generate(model, RAGGED, **settings, **extra)
+        batch = generate(model, RAGGED[:3], **settings, **extra)
         assert any(EOS in row for row in answers(batch))
-        for row, prompt in enumerate(RAGGED):
+        for row, prompt in enumerate(RAGGED[:3]):
             alone = generate(model, [prompt], **settings, **extra)
             assert answers(batch)[row] == answers(alone)[0]
             assert order(batch)[row] == order(alone)[0]
