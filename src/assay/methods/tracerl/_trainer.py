@@ -118,7 +118,9 @@ class TraceRLTrainer:
 
         self.accelerator = Accelerator(cpu=args.use_cpu)
         if args.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
+            # transformers renames it in 5.24
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
         self.reference = None
         if args.kl_ref == "reference" and args.beta:
             self.reference = copy.deepcopy(model).requires_grad_(False).eval().to(self.device)
