@@ -106,7 +106,7 @@ def test_a_row_of_a_ragged_batch_equals_its_own_run(form, policy, scheduler):
     model = tiny(dtype=torch.float64, **form)
     if isinstance(policy, ExactBlockCache) and isinstance(scheduler, DreamSchedule):
         scheduler = DreamSchedule(alg="topk_margin")
-    settings = {"logits_processor": Favour(EOS, 1.5), "scheduler": scheduler, "cache_policy": policy}
+    settings = {"logits_processor": Favour(EOS, 2.5), "scheduler": scheduler, "cache_policy": policy}
     for extra in (
         [{"block_origin": origin} for origin in ("canvas", "prompt")] if form is BLOCK else [{"block_length": 4}]
     ):
