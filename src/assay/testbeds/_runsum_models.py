@@ -48,7 +48,8 @@ def _batch(seed: list[int]) -> Batch:
     return Batch(torch.cat([drawn.prompts, drawn.answers], 1), runsum.PROMPT_LENGTH)
 
 
-RUNSUM = World("runsum", SHAPE, runsum.MASK, _batch, data=f"{ROWS} rows", pauses=(300, 900))
+START = 50  # steps after which four answers in ten are right: there is something left to learn
+RUNSUM = World("runsum", SHAPE, runsum.MASK, _batch, data=f"{ROWS} rows", pauses=(START, 900))
 GUIDER = replace(RUNSUM, shape={**SHAPE, "num_hidden_layers": 2})
 
 _AR = Stage("ar", TrainingPlan(600, 5e-3), until=600)
@@ -61,7 +62,7 @@ _BLOCKS = Stage("blocks", TrainingPlan(401, 2e-3), until=401, shift=False)
 RECIPES: dict[str, tuple[World, Chain]] = {
     "runsum-dlm": (RUNSUM, (_AR, replace(_SFT, until=900), _MAIN)),
     "runsum-dlm-plain": (RUNSUM, (_AR, _SFT)),
-    "runsum-dlm-start": (RUNSUM, (_AR, replace(_SFT, until=300))),
+    "runsum-dlm-start": (RUNSUM, (_AR, replace(_SFT, until=START))),
     "runsum-dlm-unshifted": (RUNSUM, (_AR, _UNSHIFTED)),
     "runsum-dlm-block4": (RUNSUM, (_AR, replace(_BLOCKS, block_size=4))),
     "runsum-dlm-block8": (RUNSUM, (_AR, replace(_BLOCKS, block_size=8))),
