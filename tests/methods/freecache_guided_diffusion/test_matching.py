@@ -64,7 +64,6 @@ def test_the_prefix_is_as_long_as_in_the_released_code(name, rule):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kind": "close"}, "expected one of exact"),
         ({"top_k": 0}, "at least 1"),
         ({"rho": 1.2}, "from 0 to 1"),
         ({"threshold": 1.0}, "below 1"),

@@ -54,6 +54,7 @@ def untrained(monkeypatch):
         return guider_model(vocab=runsum.VOCABULARY)
 
     monkeypatch.setattr(study, "load", load)
+    monkeypatch.setattr(study, "NEW", 16)  # shorter answers
 
 
 def test_the_card_fits_the_study():
@@ -78,13 +79,13 @@ def test_every_arm_decodes_the_same_problems(untrained):
     # step by step, problem by problem, as many as guidance took
     for arm in study.AT_GUIDED_STEPS:
         assert (steps[arm] <= steps["guided"]).all()
-    assert (tokens["full"] == 75 * steps["full"]).all()
+    assert (tokens["full"] == 51 * steps["full"]).all()
     assert (weighted["full"] == tokens["full"]).all()
     assert (weighted["guided"] > tokens["guided"]).all()
     assert (tokens["ar"] == 0).all()
     assert (weighted["ar"] > 0).all()
-    assert (tokens["guided"] == 75 * steps["guided"]).all()
-    assert (tokens["sliding"] <= 75 + 40 * steps["sliding"]).all()
+    assert (tokens["guided"] == 51 * steps["guided"]).all()
+    assert (tokens["sliding"] <= 51 + 40 * steps["sliding"]).all()
     assert (found[Cell("dynamic-tuned")]["steps"].values == steps["dynamic-0.7"]).all()
     assert (steps["static-10"] <= 10).all()
 
@@ -107,7 +108,7 @@ def test_the_autoregressive_arm_counts_its_tokens(untrained):
     price = study.Decoder("runsum-dlm", 0, problems.prompts)._price(study.ARGuider(guider_model(vocab=24)))
     ended = (run.answers == runsum.EOS).any(1)
     assert torch.allclose(run.weighted, price * (34 + run.steps).double())
-    assert (run.steps[~ended] == 40).all()
+    assert (run.steps[~ended] == 16).all()
     assert not (run.answers == runsum.MASK).any()
 
 

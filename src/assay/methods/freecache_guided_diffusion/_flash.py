@@ -104,7 +104,7 @@ def flash_generate(
     guider = ARGuider(guider) if isinstance(guider, PreTrainedModel) else guider
     block = 32 if block_length is None else block_length
     guided = guider is not None
-    if guided and scheduler is None:
+    if guider is not None and scheduler is None:
         aligner = _aligner(guider, tokenizer, aligner)
         scheduler = GuidedScheduler(guider, match, verify_chunk=verify_chunk, aligner=aligner)
     if not guided and max_new_tokens % block:

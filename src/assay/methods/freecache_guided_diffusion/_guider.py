@@ -41,7 +41,8 @@ class ARGuider:
             )
         self.model: Any = model if device is None else model.to(device)
         self.tokenizer = tokenizer
-        self.vocabulary: int = self.model.config.get_text_config().vocab_size
+        config: Any = model.config
+        self.vocabulary: int = config.get_text_config().vocab_size
         self.reset()
 
     @property

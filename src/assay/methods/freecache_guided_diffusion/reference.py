@@ -22,7 +22,8 @@ class KeptColumns:
     """
 
     def __init__(self, model: MaskedDiffusionLM) -> None:
-        self.model, self.kept, self.lent, self.outputs = model, 0, 0, {}
+        self.model, self.kept, self.lent = model, 0, 0
+        self.outputs: dict[tuple[int, str], Tensor] = {}
         self._handles = [
             projection.register_forward_hook(self._hook((index, name)))
             for index, layer in enumerate(model.model.layers)

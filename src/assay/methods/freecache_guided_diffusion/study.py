@@ -27,6 +27,7 @@ from assay.testbeds import ReplayTimer, gsm8k_text, load, runsum
 
 from . import ARGuider, FreeCache, GuidedScheduler, SpeculativeDiffusionScheduler
 
+NEW = runsum.ANSWER_LENGTH
 BLOCK = 8
 WINDOW = (8, 16)
 THRESHOLDS = (0.7, 0.9, 0.95)
@@ -115,7 +116,7 @@ class Decoder:
         return ARGuider(trained)
 
     def _run(self, prompts: Tensor, settings: dict[str, Any], scheduler: Scheduler | None, policy: CachePolicy) -> Run:
-        config = DiffusionGenerationConfig(max_new_tokens=runsum.ANSWER_LENGTH, seed=self.seed, **settings)
+        config = DiffusionGenerationConfig(max_new_tokens=NEW, seed=self.seed, **settings)
         out = diffusion_generate(self.model, prompts, config, scheduler, policy)
         tokens = out.row_token_forwards.double()
         weighted = tokens
@@ -148,7 +149,7 @@ class Decoder:
         written = guider.model.generate(
             self.prompts,
             attention_mask=torch.ones_like(self.prompts),
-            max_new_tokens=runsum.ANSWER_LENGTH,
+            max_new_tokens=NEW,
             do_sample=False,
             eos_token_id=runsum.EOS,
             pad_token_id=runsum.EOS,
@@ -279,7 +280,7 @@ def drift(trial: Trial) -> dict[Any, dict[str, Any]]:
 @torch.no_grad()
 def drifts(model: Any, prompts: Tensor) -> dict[str, Tensor]:
     """The three mean cosines of each problem (problems,)."""
-    config = DiffusionGenerationConfig(max_new_tokens=runsum.ANSWER_LENGTH, return_trace=True, seed=0)
+    config = DiffusionGenerationConfig(max_new_tokens=NEW, return_trace=True, seed=0)
     trace = diffusion_generate(model, prompts, config).trace
     assert trace is not None
 
