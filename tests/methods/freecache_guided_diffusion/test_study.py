@@ -62,10 +62,12 @@ def test_the_card_fits_the_study():
     check_card(load_card(folder), read_outline(folder))
 
 
-def test_every_arm_decodes_the_same_problems(untrained):
+def test_every_arm_decodes_the_same_problems(untrained, tmp_path):
     cells = [Cell(arm) for arm in study.main.arms]
     trial = Fake(cells, result={"threshold": 0.7}, splits="easy+hard", problems=2)
+    trial.folder = tmp_path
     found = study.main(trial)
+    assert "<svg" in (tmp_path / "decoding.svg").read_text()
     assert found.keys() == set(cells)
     for cell in cells:
         measures = found[cell]

@@ -22,6 +22,7 @@ from assay.mdlm import (
     PrefixCache,
     Scheduler,
     diffusion_generate,
+    trace_picture,
 )
 from assay.testbeds import ReplayTimer, gsm8k_text, load, runsum
 
@@ -80,7 +81,8 @@ class Decoder:
 
     def _plan(self, arm: str) -> tuple[dict[str, Any], Scheduler | None, CachePolicy]:
         """Config, scheduler and cache of an arm."""
-        cached: dict[str, CachePolicy] = {
+        in_blocks: dict[str, CachePolicy] = {
+            "full-blocks": NoCache(),
             "settled": FreeCache(),
             "immediate": FreeCache(freeze="immediate"),
             "prefix": PrefixCache(),
@@ -88,8 +90,8 @@ class Decoder:
         }
         if arm == "full":
             return {}, None, NoCache()
-        if arm in cached:
-            return {"block_length": BLOCK}, None, cached[arm]
+        if arm in in_blocks:
+            return {"block_length": BLOCK}, None, in_blocks[arm]
         kind, _, rest = arm.partition("-")
         if kind == "static":
             return {"steps": int(rest)}, None, NoCache()
@@ -114,6 +116,24 @@ class Decoder:
                 torch.manual_seed(self.seed)
                 return ARGuider(type(trained)(trained.config).eval())
         return ARGuider(trained)
+
+    def picture(self, prompt: Tensor) -> Any:
+        """When each position of one answer was committed, by some of the arms; ``prompt`` (1, 35)."""
+        named = {
+            "one token a step": "full",
+            "FreeCache, blocks of 8": "settled",
+            "static, 5 steps": "static-5",
+            "threshold 0.9": "dynamic-0.9",
+            "guided": "guided",
+            "guided, window (8, 16)": "sliding",
+        }
+        outputs = {}
+        for name, arm in named.items():
+            settings, scheduler, policy = self._plan(arm)
+            config = DiffusionGenerationConfig(max_new_tokens=NEW, seed=self.seed, return_trace=True, **settings)
+            outputs[name] = diffusion_generate(self.model, prompt, config, scheduler, policy)
+        written = outputs["one token a step"].sequences[0, runsum.PROMPT_LENGTH :]
+        return trace_picture(outputs, signs=list(runsum.text(written)), title=runsum.text(prompt[0]))
 
     def _run(self, prompts: Tensor, settings: dict[str, Any], scheduler: Scheduler | None, policy: CachePolicy) -> Run:
         config = DiffusionGenerationConfig(max_new_tokens=NEW, seed=self.seed, **settings)
@@ -203,7 +223,7 @@ def tuned(job: Trial) -> dict[str, float]:
 
 @experiment(
     arms=(
-        "full", "static-20", "static-10", "static-5", "static-prob", "static-margin", "static-entropy",
+        "full", "full-blocks", "static-20", "static-10", "static-5", "static-prob", "static-margin", "static-entropy",
         "dynamic-0.7", "dynamic-0.9", "dynamic-0.95", "dynamic-tuned", "settled", "immediate", "prefix", "dual",
         "guided", "guided-relative", "sliding", "sliding-dropped", "sdd-exact", "sdd-greedy", "ar",
         "guided-random", "guided-strong",
@@ -222,7 +242,7 @@ def tuned(job: Trial) -> dict[str, float]:
         "problems": 24,
         "tuning": 16,
         "arms": (
-            "full", "static-prob", "static-margin", "static-entropy", "dynamic-0.9", "dynamic-tuned", "settled",
+            "full", "full-blocks", "static-prob", "static-margin", "static-entropy", "dynamic-0.9", "dynamic-tuned", "settled",
             "immediate", "guided", "guided-relative", "sliding", "sliding-dropped", "sdd-greedy", "ar",
         ),
     },
@@ -232,6 +252,7 @@ def main(trial: Trial) -> dict[Any, dict[str, Any]]:
     problems = problems_of(trial["splits"].split("+"), trial["problems"])
     threshold = trial.prepared(tuned).result["threshold"]
     decoder = Decoder("runsum-dlm", trial.seed, problems.prompts, threshold)
+    decoder.picture(problems.prompts[-1:]).savefig(trial.folder / "decoding.svg")
     return {cell: measured(decoder(cell.arm), problems) for cell in trial.progress(list(trial.cells()))}
 
 
