@@ -72,11 +72,16 @@ def trainer_of(
     steps: int,
     tasks: int,
     value_model: DiffusionValueModel | None = None,
+    temperature: float = 1.0,
 ) -> TraceRLTrainer:
-    """One recipe for every arm; ``settings`` is what it differs in. Every step has problems of its own."""
+    """One recipe for every arm; ``settings`` is what it differs in. Every step has problems of its own.
+
+    The temperature of the rollouts is that of the objective too.
+    """
     config = TraceRLConfig(
         **{
-            "generation": ROLLOUT,
+            "generation": replace(ROLLOUT, temperature=temperature),
+            "logprob_temperature": temperature,
             "steps": steps,
             "tasks_per_step": tasks,
             "num_generations": GROUP,
@@ -109,7 +114,7 @@ def decoded(model: MaskedDiffusionLM, problems: runsum.Problems, config: Diffusi
 
 def trained(trial: Trial, model: MaskedDiffusionLM, settings: dict[str, Any], config: DiffusionGenerationConfig) -> int:
     """Train in place and log the held-out share on the way. Returns how many rows were trained on."""
-    trainer = trainer_of(model, settings, trial.seed, trial["steps"], trial["tasks"])
+    trainer = trainer_of(model, settings, trial.seed, trial["steps"], trial["tasks"], temperature=trial["temperature"])
     held_out = runsum.problems("easy", trial["watched"])
     seconds = 0.0
     trial.log(0, exact_match=float(decoded(model, held_out, config)["exact_match"].values.mean()))
@@ -126,7 +131,15 @@ def trained(trial: Trial, model: MaskedDiffusionLM, settings: dict[str, Any], co
     arms=("start", "trace", "random", "coupled", "trace-s4"),
     measures=("exact_match", "calls", "rows", "train_seconds"),
     curves=("exact_match",),
-    settings={"model": "runsum-dlm-start", "steps": 12, "tasks": 24, "problems": 512, "watched": 256, "every": 4},
+    settings={
+        "model": "runsum-dlm-start",
+        "steps": 12,
+        "tasks": 24,
+        "problems": 512,
+        "watched": 256,
+        "every": 4,
+        "temperature": 1.0,
+    },
     seeds=5,
     minutes=10,
     quick={"arms": ("start", "trace", "random"), "seeds": 3, "steps": 3, "tasks": 12, "problems": 128, "watched": 32},
@@ -148,12 +161,12 @@ def policies(trial: Trial) -> dict[str, Any]:
 # The value model ----------------------------------------------------------------------------------------------------
 
 
-@prepare(per=("seed", "model", "steps", "tasks", "every"), minutes=20)
+@prepare(per=("seed", "model", "steps", "tasks", "every", "temperature"), minutes=20)
 def value_run(job: Trial) -> dict[str, Any]:
     """One run with a value model; policy and value model are kept on the way."""
     model = load(job["model"])
     value = DiffusionValueModel.from_policy(model)
-    trainer = trainer_of(model, ARMS["value"], job.seed, job["steps"], job["tasks"], value)
+    trainer = trainer_of(model, ARMS["value"], job.seed, job["steps"], job["tasks"], value, job["temperature"])
     for step in job.progress(job["steps"]):
         trainer.one_step()
         if (step + 1) % job["every"] == 0:
@@ -167,7 +180,15 @@ def value_run(job: Trial) -> dict[str, Any]:
     arms=("start", "one-step", "value"),
     measures=("exact_match", "calls", "rows", "reward_step_variance"),
     curves=("exact_match",),
-    settings={"model": "runsum-dlm-start", "steps": 12, "tasks": 24, "problems": 512, "watched": 256, "every": 4},
+    settings={
+        "model": "runsum-dlm-start",
+        "steps": 12,
+        "tasks": 24,
+        "problems": 512,
+        "watched": 256,
+        "every": 4,
+        "temperature": 1.0,
+    },
     needs=(value_run,),
     seeds=3,
     minutes=10,
@@ -193,7 +214,7 @@ def variants(trial: Trial) -> dict[str, Any]:
 @experiment(
     arms=("zscore", "value"),
     measures=("noise", "noise_early", "noise_late"),
-    settings={"model": "runsum-dlm-start", "steps": 12, "tasks": 24, "every": 4},
+    settings={"model": "runsum-dlm-start", "steps": 12, "tasks": 24, "every": 4, "temperature": 1.0},
     needs=(value_run,),
     together=("arm",),
     seeds=3,
@@ -213,9 +234,8 @@ def gradient_noise(trial: Trial) -> dict[Any, dict[str, float]]:
         value = DiffusionValueModel.from_policy(model)
         model.load_state_dict(load_file(run / f"policy-{at}.safetensors"))
         value.load_state_dict(load_file(run / f"value-{at}.safetensors"))
-        trainer = trainer_of(
-            model, ARMS["value"], 1000 + 10 * trial.seed + at, HALVES, max(1, trial["tasks"] // 2), value
-        )
+        seed, tasks = 1000 + 100 * trial.seed + at, max(1, trial["tasks"] // 2)
+        trainer = trainer_of(model, ARMS["value"], seed, HALVES, tasks, value, trial["temperature"])
         gradients: dict[str, list[Tensor]] = {"zscore": [], "value": []}
         for half in trial.progress(HALVES):
             trainer.step = half  # problems and draws of its own; no update is made
@@ -228,9 +248,9 @@ def gradient_noise(trial: Trial) -> dict[Any, dict[str, float]]:
             found = policy_gradients(model, rows.batch, (by_group, rows.advantages))
             for name, gradient in zip(gradients, found, strict=True):
                 gradients[name].append(gradient)
-        for name, each in gradients.items():
-            noise[name].append(relative_variance(torch.stack(each)))
-    found_noise = {}
+        for name, collected in gradients.items():
+            noise[name].append(relative_variance(torch.stack(collected)))
+    found_noise: dict[Any, dict[str, float]] = {}
     for cell in trial.cells():
         each = noise[cell.arm]
         found_noise[cell] = {
@@ -317,7 +337,7 @@ def fine_tuning(trial: Trial) -> dict[str, Any]:
 def sft_losses(model: MaskedDiffusionLM, traces: Sequence[Trace], trial: Trial) -> Callable[[int], Tensor]:
     """The loss of a step: as many rows for every objective, drawn by seed and step alone."""
     objective: Any = trial.arm.replace("-", "_")
-    ids = {"mask_token_id": runsum.MASK, "pad_token_id": runsum.EOS}
+    ids: dict[str, Any] = {"mask_token_id": runsum.MASK, "pad_token_id": runsum.EOS}
     pool = sft_rows(traces, "trace", **ids) if objective == "trace" else None
 
     def loss_at(step: int) -> Tensor:
@@ -343,7 +363,15 @@ def sft_losses(model: MaskedDiffusionLM, traces: Sequence[Trace], trial: Trial) 
     arms=("block4", "block8", "block8-trained"),
     measures=("exact_match", "calls", "rows"),
     curves=("exact_match",),
-    settings={"model": "runsum-dlm-block4", "steps": 12, "tasks": 24, "problems": 512, "watched": 256, "every": 4},
+    settings={
+        "model": "runsum-dlm-block4",
+        "steps": 12,
+        "tasks": 24,
+        "problems": 512,
+        "watched": 256,
+        "every": 4,
+        "temperature": 1.0,
+    },
     seeds=3,
     minutes=30,
     quick=False,
@@ -356,7 +384,7 @@ def block_growth(trial: Trial) -> dict[str, Any]:
     decoding = replace(GREEDY, block_origin="prompt")
     rows = 0
     if trial.arm == "block8-trained":
-        settings = {**ARMS["trace"], "block_size": size, "generation": replace(ROLLOUT, block_origin="prompt")}
+        settings = {**ARMS["trace"], "block_size": size}  # the trainer counts blocks from the prompt's end
         rows = trained(trial, model, settings, decoding)
     held_out = runsum.problems("easy", trial["problems"])
     return {**decoded(model, held_out, decoding), "rows": float(rows)}
