@@ -77,8 +77,9 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path, model, value, setti
     assert not torch.equal(weights(first.policy), weights(whole.policy))
     if value:
         assert torch.equal(weights(second.value_model), weights(whole.value_model))
-    losses = [[record["policy_loss"] for record in run.history] for run in (whole, second)]
+    losses = [[record.get("policy_loss") for record in run.history] for run in (whole, second)]
     assert losses[0] == losses[1]
+    assert any(loss is not None for loss in losses[0][2:])
 
 
 def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path):
@@ -118,11 +119,11 @@ def test_eight_forwards_of_one_row_are_one_of_eight():
 
 def test_it_learns_a_reward():
     model = policy()
-    run = trainer(model, steps=12, num_generations=16, eval_dataset=PROMPTS)
+    run = trainer(model, steps=8, eval_dataset=PROMPTS)
     before = run.evaluate()["reward"]
     run.train()
     rewards = [record["reward"] for record in run.history]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:2]) / 2 + 0.15
     assert run.evaluate()["reward"] >= before
 
 
