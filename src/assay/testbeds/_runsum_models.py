@@ -172,6 +172,7 @@ def ship(name: str, seed: int) -> Path:
     WEIGHTS.mkdir(exist_ok=True)
     file = WEIGHTS / f"{name}-{seed}.safetensors"
     save_file(weights, file)
+    file.chmod(0o644)
     shipped_weights.cache_clear()
     listed = dict(shipped_weights())
     listed[file.stem] = {
