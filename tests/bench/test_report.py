@@ -80,7 +80,7 @@ def test_every_claim_shows_the_papers_figure_beside_ours_and_the_command_that_re
         "Alice ends at least 2 % below GaLore.",
         "perplexity 21.95 against 27.18 (LLaMA-130M, C4)",
         "0.938 , 95 % interval 0.921 to 0.955; the bar is at most 0.98",
-        "Smaller than in the paper: a 0.2M-parameter LLaMA on 21 MB of English",
+        "Smaller than in the paper, in the full study: a 0.2M-parameter LLaMA on 21 MB of English",
         "assay check racs-alice --scale full --only pretrain",
         "assay check uncertain-imputation --scale quick --only coverage",
         "The share of heads is above one half, but the whole interval lies below the bar.",

@@ -52,7 +52,7 @@ def test_a_row_has_the_word_the_sentence_the_paper_and_the_note(word):
     assert lines[1].startswith(" " * 14 + "0.031 (0.021 to 0.043) against 0.05")
     assert lines[-3:] == [
         " " * 14 + "paper: 0.02 on Llama",
-        " " * 14 + "scaled: a small model",
+        " " * 14 + "scaled, in the full study: a small model",
         " " * 14 + "fewer than three seeds",
     ]
     assert max(map(len, lines)) <= 80

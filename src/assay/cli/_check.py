@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -93,6 +94,8 @@ def tour(asked: argparse.Namespace) -> int:
     path = write(results, Path(asked.out) if asked.out else None)
     print(f"The report, with every plot: {path}")
     print("What next: assay list, assay show NAME, assay check NAME --scale full")
+    if shutil.which("assay") is None:
+        print(f"(`assay` is in {Path(sys.executable).parent}: . {Path(sys.executable).parent / 'activate'})")
     return status
 
 

@@ -49,9 +49,10 @@ def doctor(asked: argparse.Namespace) -> int:
         print(paint(f"{extra:10}", "yellow") + wrap(f"lacks {', '.join(lacks)}", 10).lstrip())
         print(" " * 10 + row["install"])
     print()
+    column = 2 + max(map(len, found["methods"]))
     for slug, row in found["methods"].items():
         state = "ready" if not row["lacks"] else f'needs pip install "assay[{",".join(row["lacks"])}]"'
-        print(f"{slug:24}{state}")
+        print(f"{slug:<{column}}{state}")
     return 0
 
 

@@ -108,7 +108,7 @@ def _commands_for(file: str, cards: Mapping[str, Card]) -> dict[str, list[str]]:
     kinds = kind_of(path)
     commands = {}
     for slug, card in cards.items():
-        fitting = [takes.command for takes in card.takes if takes.kind in kinds]
+        fitting = list(dict.fromkeys(takes.command for takes in card.takes if takes.kind in kinds))
         if fitting:
             commands[slug] = [command.replace("{path}", shlex.quote(file)) for command in fitting]
     if not commands:

@@ -63,7 +63,7 @@ def _rows(claim: Claim, result: Mapping[str, Any] | None) -> Iterator[str]:
     if claim.reported:
         yield paint(wrap(f"paper: {claim.reported}", _INDENT), "dim")
     if claim.testable == "scaled" and claim.because:
-        yield paint(wrap(f"scaled: {claim.because}", _INDENT), "dim")
+        yield paint(wrap(f"scaled, in the full study: {claim.because}", _INDENT), "dim")
     if result and result["note"]:
         yield wrap(result["note"], _INDENT)
 
