@@ -231,7 +231,8 @@ def _claim(verdict: Any, claim: Any, result: Any, flags: Sequence[str]) -> _Clai
     because = (claim.because if claim else None) or ""
     testable = claim.testable if claim else "full"
     scope = (
-        {"no": "Not testable here: ", "scaled": "Smaller than in the paper, in the full study: "}.get(testable, "") + because
+        {"no": "Not testable here: ", "scaled": "Smaller than in the paper, in the full study: "}.get(testable, "")
+        + because
         if because
         else ""
     )
