@@ -19,10 +19,16 @@ from assay.mdlm import (
     PrefixCache,
     diffusion_generate,
 )
-from assay.methods.freecache_guided_diffusion import ARGuider, FreeCache, GuidedScheduler
+from assay.methods.freecache_guided_diffusion import (
+    CROSSOVER_LENGTH,
+    ARGuider,
+    FreeCache,
+    GuidedScheduler,
+    flash_generate,
+)
 from assay.methods.freecache_guided_diffusion._flash import stopwatch
 from assay.testbeds import ReplayTimer
-from benchmarks._harness import Ratio
+from benchmarks._harness import Ratio, interleaved
 
 PROMPT, NEW, BLOCK, VOCABULARY = 768, 256, 32, 1024
 STEPS = 5  # of the run whose overhead is measured
@@ -51,13 +57,36 @@ def _cached() -> list[Ratio]:
         Ratio("FreeCache settled / immediate", settled / immediate, note="the price of reading each block once more"),
         Ratio("FreeCache / autoregressive model of its size", settled / _autoregressive(), note=f"one token a step, {NEW} tokens"),
     ]  # fmt: skip
-    for canvas in (32, 64, 128, 256):
+    for canvas in (16, 64, 256):
         short = ReplayTimer(_config(canvas), repeats=5)
-        half = canvas // 2
-        order = torch.arange(1, half + 1)
-        plain, cached = (short.replay(order, half, policy, half // 4).seconds for policy in (NoCache(), FreeCache()))
-        note = "replayed; where auto changes over" if canvas == 64 else "replayed"
-        found.append(Ratio(f"full recompute / FreeCache at {canvas} columns", plain / cached, note=note))
+        order = torch.arange(1, canvas // 2 + 1)
+        plain, cached = (
+            short.replay(order, canvas // 2, policy, canvas // 8).seconds for policy in (NoCache(), FreeCache())
+        )
+        found.append(Ratio(f"full recompute / FreeCache at {canvas} columns", plain / cached, note="replayed"))
+    return found
+
+
+def _crossover() -> list[Ratio]:
+    """Whole runs of a model of d 96 and 4 layers, where a step's own overhead counts most."""
+    sizes = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 256}
+    model = MaskedDiffusionLM(MDLMConfig(**sizes, vocab_size=24, mask_token_id=18, eos_token_id=17)).eval()
+    found = []
+    for canvas in (16, 64, 128, 256):
+        prompt = torch.zeros(1, canvas // 2, dtype=torch.long)
+
+        def run(policy: str, prompt: torch.Tensor = prompt) -> object:
+            length = prompt.shape[1]
+            return flash_generate(
+                model, prompt, policy=policy, max_new_tokens=length, block_length=length // 4, eos_policy="none"
+            )
+
+        rivals = {"none": lambda run=run: run("none"), "freecache": lambda run=run: run("freecache")}
+        seconds = interleaved(rivals, rounds=5, clock=time.process_time)
+        note = "below this auto takes no cache" if canvas == CROSSOVER_LENGTH else "whole runs"
+        found.append(
+            Ratio(f"the same, d 96 and 4 layers, {canvas} columns", seconds["none"] / seconds["freecache"], note=note)
+        )
     return found
 
 
@@ -115,6 +144,6 @@ def measure() -> list[Ratio]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [*_cached(), _overhead()]
+        return [*_cached(), *_crossover(), _overhead()]
     finally:
         torch.set_num_threads(before)

@@ -268,7 +268,17 @@ def _whole_characters(data: bytes) -> str:
 
 
 def swapped_ends(ours: int | None, theirs: int | None) -> dict[int, int]:
-    """The map that lets two models with one vocabulary end their answers by different tokens; empty if they do not."""
+    """The map for `TokenAligner` of two models with one vocabulary whose answers end by different tokens.
+
+    Parameters
+    ----------
+    ours, theirs
+        The end of an answer of the diffusion model, and of the guider.
+
+    Returns
+    -------
+    Each becomes the other; empty if they are equal or one is missing.
+    """
     if ours is None or theirs is None or ours == theirs:
         return {}
     return {ours: theirs, theirs: ours}
