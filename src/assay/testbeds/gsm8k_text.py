@@ -269,7 +269,7 @@ class _Teacher(Scheduler):
         columns = draft.positions.cpu() - state.canvas_start
         log_p = logits[0].double().log_softmax(-1).cpu()
         guess = log_p.argmax(-1)
-        known = self.guess[columns] >= 0
+        known = (self.guess[columns] >= 0) & state.masked[0, columns + state.canvas_start].cpu()
         self.flips += int((known & (self.guess[columns] != guess)).sum())
         self.pairs += int(known.sum())
         self.guess[columns] = guess
