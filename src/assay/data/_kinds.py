@@ -340,7 +340,7 @@ _ALL: tuple[tuple[str, str | None, str, Callable[[_Look], bool]], ...] = (
     ("language model", "assay.lm:load", "a transformers folder, a GGUF file or a hub id", _language_model),
     (
         "masked-diffusion model",
-        None,
+        "assay.testbeds._open:open_model",
         "a transformers folder of a masked language model, or a hub id",
         _masked_diffusion,
     ),
@@ -358,7 +358,7 @@ _ALL: tuple[tuple[str, str | None, str, Callable[[_Look], bool]], ...] = (
         _documents,
     ),
     ("text", "assay.data:read_text", "a UTF-8 text file", _text),
-    ("prompts", None, "a JSONL file whose lines have a prompt, a question or messages", _prompts),
+    ("prompts", "assay.data:read_prompts", "a JSONL file whose lines have a prompt, a question or messages", _prompts),
     ("table", "assay.data:read_table", "a CSV, TSV or Parquet file", _table),
     ("votes", "assay.data:read_votes", "an .npz with counts and labels, beside an .npy with features", _votes),
     ("cells", None, "an .h5ad file, or the .h5 file or matrix folder of 10x", _cells),

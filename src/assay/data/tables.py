@@ -60,7 +60,7 @@ def _text(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        text = _uncompressed(path).decode("utf-8-sig")
+        text = uncompressed(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8 CSV"
@@ -84,7 +84,8 @@ def _text(path: Path) -> pd.DataFrame:
         raise DataError(f"{path} is not a table ({reason}): every row must have as many cells as the header") from error
 
 
-def _uncompressed(path: Path) -> bytes:
+def uncompressed(path: Path) -> bytes:
+    """A file's bytes, unpacked where its name ends in ``.xz``, ``.gz`` or ``.bz2``."""
     import bz2
     import gzip
     import zlib

@@ -5,9 +5,7 @@ needed but no right answer: how the likelihood of the true text, the keys and va
 cache is used (`teacher_forced_nll`).
 """
 
-import gzip
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache as once
@@ -22,8 +20,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from assay._errors import InputError
-from assay.data import fetch
+from assay.data import fetch, read_prompts
 from assay.data._cache import cache, made_once
+from assay.data.tables import uncompressed
 from assay.mdlm._generate import diffusion_generate
 from assay.mdlm._state import CachePolicy, Commit, DiffusionGenerationConfig, Draft, GenState, Scheduler
 from assay.mdlm._training import TrainingPlan
@@ -108,7 +107,8 @@ def read_problems(split: Literal["train", "test"], folder: str | Path | None = N
     split
         *train* or *test*.
     folder
-        Where ``train.jsonl`` and ``test.jsonl`` lie, also as ``.jsonl.gz``. By default the asset ``gsm8k``.
+        Where ``train.jsonl`` and ``test.jsonl`` lie, also as ``.jsonl.gz``. By default the assets ``gsm8k-train`` and
+        ``gsm8k-test``.
 
     Raises
     ------
@@ -117,15 +117,10 @@ def read_problems(split: Literal["train", "test"], folder: str | Path | None = N
     """
     path = _file(split, folder)
     found = []
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                found.append((row["question"], row["answer"]))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"line {number} of {path} is no problem ({error!r}): a JSON object with question and answer is expected"
-                ) from error
+    for number, record in enumerate(read_prompts(path), 1):
+        if not (isinstance(record.get("question"), str) and isinstance(record.get("answer"), str)):
+            raise InputError(f"problem {number} of {path} has no question and answer: both are expected, as text")
+        found.append((record["question"], record["answer"]))
     return found
 
 
@@ -300,14 +295,14 @@ def _training_texts(folder: str | Path | None) -> Texts:
 def _file(split: str, folder: str | Path | None) -> Path:
     if split not in ("train", "test"):
         raise InputError(f"there is no split {split!r} of GSM8K: use train or test")
-    home = Path(fetch("gsm8k") if folder is None else folder)
+    if folder is None:
+        return fetch(f"gsm8k-{split}")
     for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
-        if (home / name).is_file():
-            return home / name
-    raise InputError(f"{home} has no {split}.jsonl (or .jsonl.gz): give the folder of GSM8K's files")
+        if (Path(folder) / name).is_file():
+            return Path(folder) / name
+    raise InputError(f"{folder} has no {split}.jsonl (or .jsonl.gz): give the folder of GSM8K's files")
 
 
 def _sha256(path: Path) -> str:
     """Of the lines, packed or not."""
-    content = path.read_bytes()
-    return hashlib.sha256(gzip.decompress(content) if path.suffix == ".gz" else content).hexdigest()
+    return hashlib.sha256(uncompressed(path)).hexdigest()
