@@ -58,4 +58,5 @@ $(VENV)/full.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing the whole environment (some minutes the first time) ..."
 	@$(PIP) torch
 	@$(PIP) --editable ".[all,peers,ray,mlflow,dev]"
+	@$(PIP) --editable ".[reasoning]" || echo "reasoning-gym is left out: without a C compiler it cannot be installed, and its tests are skipped"
 	@touch $(VENV)/tour.stamp $@

@@ -116,7 +116,7 @@ def reasoning_gym_reward(
     ImportError
         If reasoning-gym is not installed.
     """
-    with extras("rl"):
+    with extras("reasoning"):
         from reasoning_gym import get_score_answer_fn
 
     rewards = []
@@ -144,7 +144,7 @@ def reasoning_gym_problems(task: str, count: int, seed: int = 0, **settings: Any
     **settings
         Of the task.
     """
-    with extras("rl"):
+    with extras("reasoning"):
         from reasoning_gym import create_dataset
 
     entries = create_dataset(task, size=count, seed=seed, **settings)
