@@ -48,11 +48,11 @@ def _batch(seed: list[int]) -> Batch:
     return Batch(torch.cat([drawn.prompts, drawn.answers], 1), runsum.PROMPT_LENGTH)
 
 
-START = 50  # steps after which four answers in ten are right: there is something left to learn
-RUNSUM = World("runsum", SHAPE, runsum.MASK, _batch, data=f"{ROWS} rows", pauses=(START, 900))
+RUNSUM = World("runsum", SHAPE, runsum.MASK, _batch, data=f"{ROWS} rows", pauses=(900,))
 GUIDER = replace(RUNSUM, shape={**SHAPE, "num_hidden_layers": 2})
 
 _AR = Stage("ar", TrainingPlan(600, 5e-3), until=600)
+_HALF_TAUGHT = replace(_AR, until=250)
 _SFT = Stage("masked", TrainingPlan(1450, 2e-3), until=1450)
 _MAIN = Stage("half-blind", TrainingPlan(620, 1.5e-3), until=620)
 _UNSHIFTED = replace(_SFT, shift=False)
@@ -62,7 +62,8 @@ _BLOCKS = Stage("blocks", TrainingPlan(401, 2e-3), until=401, shift=False)
 RECIPES: dict[str, tuple[World, Chain]] = {
     "runsum-dlm": (RUNSUM, (_AR, replace(_SFT, until=900), _MAIN)),
     "runsum-dlm-plain": (RUNSUM, (_AR, _SFT)),
-    "runsum-dlm-start": (RUNSUM, (_AR, replace(_SFT, until=START))),
+    # Four answers in ten are right, and in a third of the tasks some samples are right and some wrong: much to learn.
+    "runsum-dlm-start": (RUNSUM, (_HALF_TAUGHT, replace(_SFT, until=200))),
     "runsum-dlm-unshifted": (RUNSUM, (_AR, _UNSHIFTED)),
     "runsum-dlm-block4": (RUNSUM, (_AR, replace(_BLOCKS, block_size=4))),
     "runsum-dlm-block8": (RUNSUM, (_AR, replace(_BLOCKS, block_size=8))),
@@ -82,7 +83,7 @@ def load(name: str, seed: int = 0) -> Any:
     Parameters
     ----------
     name
-        ``runsum-dlm`` (the main model), ``-plain``, ``-start`` (early: where reinforcement learning begins),
+        ``runsum-dlm`` (the main model), ``-plain``, ``-start`` (half-taught: where reinforcement learning begins),
         ``-unshifted``, ``-block4``, ``-block8``: a `MaskedDiffusionLM`. ``runsum-ar`` (stage A: a strong guider) and
         ``runsum-guider`` (two layers): causal models of transformers.
     seed
@@ -107,8 +108,8 @@ def load(name: str, seed: int = 0) -> Any:
 
 
 def _accept(model: Any, stage: Stage) -> None:
-    """Refuse a model that did not learn its task."""
-    if stage.kind == "ar":
+    """Refuse a model that did not learn its task. One that was stopped on its way need not be any good."""
+    if stage.kind == "ar" and stage.until == stage.plan.steps:
         for split in ("easy", "hard"):
             share = teacher_forced_exact(model, runsum.problems(split, 256))
             _require(share, f"the causal model of {model.config.num_hidden_layers} layers", f"{split}, teacher-forced")
