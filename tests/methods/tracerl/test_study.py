@@ -182,3 +182,24 @@ def test_blocks_grow_by_the_model_s_own_setting(tmp_path, monkeypatch):
         study.block_growth(Fake(tmp_path, arm, **SMALL))
     assert used[0] == (4, "prompt")
     assert set(used[1:]) == {(8, "prompt")}
+
+
+def test_the_rate_is_the_best_of_the_grid_on_problems_that_no_seed_sees(tmp_path, monkeypatch):
+    trial = Fake(tmp_path, "random", **SMALL)
+    measured = dict(zip(study.RATES, (0.5, 0.625, 0.625)))
+    trial.prepared = lambda function, rate: Prepared(tmp_path, {"exact_match": measured[rate]})
+    assert study.rate_of(trial) == study.RATES[1]
+    trial.prepared = lambda function, rate: Prepared(tmp_path, {})
+    assert study.rate_of(trial) == study.RATE
+
+    drawn = []
+    draw = runsum.draw
+    monkeypatch.setattr(runsum, "draw", lambda count, split, seed: drawn.append(seed) or draw(count, split, seed))
+    monkeypatch.setattr(study, "TUNING_PROBLEMS", 4)
+    job = Fake(tmp_path, "random", rate=1e-3, **SMALL)
+    assert study.rate_run.function(job) == {}  # at the quick scale nothing is tuned
+    job.scale = "full"
+    assert 0 <= study.rate_run.function(job)["exact_match"] <= 1
+    assert drawn
+    assert {seed[0] for seed in drawn} == {study.TUNING_SEED}
+    assert study.TUNING_SEED >= 30  # beyond any seed of a study

@@ -39,7 +39,10 @@ from ._sft import SFTRows
 from ._slices import SliceBatch
 
 GROUP = 8  # responses a task
-RATE = 2e-4
+RATE = 2e-4  # where none is tuned: the quick scale, the value model's run, larger blocks
+RATES = (1e-4, 2e-4, 4e-4)
+TUNING_SEED = 100  # not one of the study's
+TUNING_PROBLEMS = 256
 ROLLOUT = DiffusionGenerationConfig(
     max_new_tokens=runsum.ANSWER_LENGTH, schedule="dynamic", threshold=0.9, temperature=1.0, eos_policy="none"
 )
@@ -127,6 +130,27 @@ def trained(trial: Trial, model: MaskedDiffusionLM, settings: dict[str, Any], co
     return sum(record.get("rows", 0) for record in trainer.history)
 
 
+@prepare(per=("arm", "model", "steps", "tasks", "temperature"), settings={"rate": RATES}, minutes=10)
+def rate_run(job: Trial) -> dict[str, float]:
+    """Exact match after training at one rate, on problems of the tuning seed alone; not at the quick scale."""
+    if job.scale == "quick" or job.arm not in ARMS or job.arm == "value":
+        return {}
+    model = load(job["model"])
+    settings = {**ARMS[job.arm], "learning_rate": job["rate"]}
+    trainer = trainer_of(model, settings, TUNING_SEED, job["steps"], job["tasks"], temperature=job["temperature"])
+    for _ in job.progress(job["steps"]):
+        trainer.one_step()
+    problems = runsum.draw(TUNING_PROBLEMS, "easy", (TUNING_SEED, 511))
+    return {"exact_match": float(decoded(model, problems, GREEDY)["exact_match"].values.mean())}
+
+
+def rate_of(trial: Trial) -> float:
+    """The arm's rate of the grid that did best on the tuning seed; the lowest of equals."""
+    found = {rate: trial.prepared(rate_run, rate=rate).result.get("exact_match") for rate in RATES}
+    measured = {rate: share for rate, share in found.items() if share is not None}
+    return max(measured, key=lambda rate: measured[rate]) if measured else RATE
+
+
 @experiment(
     arms=("start", "trace", "random", "coupled", "trace-s4"),
     measures=("exact_match", "calls", "rows", "train_seconds"),
@@ -140,6 +164,7 @@ def trained(trial: Trial, model: MaskedDiffusionLM, settings: dict[str, Any], co
         "every": 4,
         "temperature": 1.0,
     },
+    needs=(rate_run,),
     seeds=5,
     minutes=10,
     quick={"arms": ("start", "trace", "random"), "seeds": 3, "steps": 3, "tasks": 12, "problems": 128, "watched": 32},
@@ -147,12 +172,13 @@ def trained(trial: Trial, model: MaskedDiffusionLM, settings: dict[str, Any], co
 def policies(trial: Trial) -> dict[str, Any]:
     """Held-out exact match and model calls (dynamic .9, temperature 0) after RL, and the rows that it took.
 
-    All seeds and arms start from the same half-trained policy; a seed draws its problems and its samples.
+    All seeds and arms start from the same half-trained policy, each arm at the best rate of one grid; a seed draws its
+    problems and its samples.
     """
     model = load(trial["model"])
     rows, start = 0, time.perf_counter()
     if trial.arm != "start":
-        rows = trained(trial, model, ARMS[trial.arm], GREEDY)
+        rows = trained(trial, model, {**ARMS[trial.arm], "learning_rate": rate_of(trial)}, GREEDY)
     seconds = time.perf_counter() - start
     held_out = runsum.problems("easy", trial["problems"])
     return {**decoded(model, held_out, GREEDY), "rows": float(rows), "train_seconds": seconds}
@@ -189,7 +215,7 @@ def value_run(job: Trial) -> dict[str, Any]:
         "every": 4,
         "temperature": 1.0,
     },
-    needs=(value_run,),
+    needs=(value_run, rate_run),
     seeds=3,
     minutes=10,
     quick=False,
@@ -204,7 +230,7 @@ def variants(trial: Trial) -> dict[str, Any]:
         model.load_state_dict(load_file(run / f"policy-{trial['steps']}.safetensors"))
         rewards = run.result["rewards"]
     elif trial.arm == "one-step":
-        rows = trained(trial, model, ARMS["one-step"], GREEDY)
+        rows = trained(trial, model, {**ARMS["one-step"], "learning_rate": rate_of(trial)}, GREEDY)
         rewards = [record["reward"] for record in json.loads((trial.folder / "steps.json").read_text(encoding="utf-8"))]
     changes = torch.tensor(rewards, dtype=torch.float64).diff()
     variance = float(changes.var(correction=1) / 2) if len(changes) > 1 else 0.0
