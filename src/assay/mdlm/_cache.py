@@ -1,11 +1,12 @@
 """Keys and values of a canvas that keeps its length, written in place by region."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay._errors import InputError
@@ -64,6 +65,7 @@ class RegionCache:
         self.frozen = torch.zeros(max_len, dtype=torch.bool)
         self.version = torch.full((max_len,), -1, dtype=torch.int64)
         self.step = 0
+        self._rows: Tensor | None = None  # of the tensors, those that are this cache's; None: all
 
     @property
     def max_len(self) -> int:
@@ -73,7 +75,21 @@ class RegionCache:
     @property
     def batch(self) -> int:
         """Rows of the batch."""
-        return self.keys.shape[1]
+        return self.keys.shape[1] if self._rows is None else len(self._rows)
+
+    def select(self, rows: Int[Tensor, " k"]) -> "RegionCache":
+        """Some rows as a cache of their own, which nothing is copied for: a forward with it reads and writes them here.
+
+        It shares the record of what is valid and frozen; its `keys` and `values` are those of all rows.
+        """
+        part = copy.copy(self)
+        part._rows = rows if self._rows is None else self._rows[rows]
+        return part
+
+    def keep(self, rows: Int[Tensor, " k"]) -> None:
+        """Let the other rows go, and their memory."""
+        rows = rows if self._rows is None else self._rows[rows]
+        self.keys, self.values, self._rows = self.keys[:, rows], self.values[:, rows], None
 
     def bytes(self) -> int:
         """Memory of keys and values."""
@@ -149,10 +165,19 @@ class Visit:
         """The layer's keys and values over the window, with the fresh ones in their places for the time of the call.
 
         They are written into the cache itself, so that attention reads one slice of it and nothing is concatenated; what
-        is not to be stored is put back afterwards.
+        is not to be stored is put back afterwards. Only selected rows are copied, a layer's window at a time.
         """
         (first, last), (lo, hi) = self._computed, self._stored
         layer = (self._cache.keys[index], self._cache.values[index])
+        rows = self._cache._rows
+        if rows is not None:
+            begin, end = self.window
+            copies = [held[rows, :, begin:end] for held in layer]
+            for held, seen, fresh in zip(layer, copies, (keys, values)):
+                seen[:, :, first - begin : last - begin] = fresh
+                held[rows, :, lo:hi] = fresh[:, :, lo - first : hi - first]
+            yield copies[0], copies[1]
+            return
         lent = [span for span in ((first, lo), (hi, last)) if span[0] < span[1]] if lo < hi else [(first, last)]
         kept = [[held[:, :, a:b].clone() for held in layer] for a, b in lent]
         for held, fresh in zip(layer, (keys, values)):

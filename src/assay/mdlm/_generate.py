@@ -5,7 +5,6 @@ the EOS rule, the account of what was computed, and that a row's result does not
 equal plans share a forward; finished rows leave.
 """
 
-import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -230,6 +229,7 @@ class _Run:
         candidates = open_columns & state.masked  # finished rows have none
         open_columns &= candidates.any(1, keepdim=True)
         columns = open_columns.any(0).nonzero()[:, 0]
+        groups = self._alike_at_the_edge(groups, open_columns)
         with clock("forward"):
             logits = self._forwards(groups, open_columns, columns)
         if not len(columns):
@@ -275,6 +275,26 @@ class _Run:
             return [(next(iter(members)), None)], region
         return list(members.items()), region
 
+    def _alike_at_the_edge(
+        self, groups: list[tuple[ForwardPlan, list[int] | None]], open_columns: Tensor
+    ) -> list[tuple[ForwardPlan, list[int] | None]]:
+        """Groups whose rows all ask for the first column of their region, or none does.
+
+        A shifted model computes one column more for it, which the whole group would see.
+        """
+        if not self.model.config.logit_shift:
+            return groups
+        alike: list[tuple[ForwardPlan, list[int] | None]] = []
+        for plan, rows in groups:
+            members = torch.arange(len(self.state.rows)) if rows is None else torch.tensor(rows)
+            asking = open_columns[members, plan.region[0]]
+            running = ~self.state.finished[members]
+            if plan.region[0] == 0 or not asking.any() or asking[running].all():
+                alike.append((plan, rows))
+            else:
+                alike += [(plan, members[part & running].tolist()) for part in (asking, ~asking)]
+        return alike
+
     def _forwards(
         self, groups: list[tuple[ForwardPlan, list[int] | None]], open_columns: Tensor, columns: Tensor
     ) -> Tensor:
@@ -302,15 +322,11 @@ class _Run:
     def _forward(self, plan: ForwardPlan, rows: list[int] | None, columns: Tensor) -> Tensor:
         """Logits (rows, n, V) of the columns, guided if asked for."""
         state, model = self.state, self.model
-        inputs, cache, index = self._inputs(plan, rows)
+        inputs, cache = self._inputs(plan, rows)
         before = dataclasses.replace(model.counters)
         logits = model(**inputs, cache=cache, write=plan.write, logits_for=columns).logits
         tokens = model.counters.token_forwards - before.token_forwards
         keys = model.counters.kv_columns - before.kv_columns
-        if cache is not None and index is not None:
-            lo, hi = plan.region if plan.write == "all" else (0, 0) if plan.write == "none" else plan.write
-            state.cache.keys[:, index, :, lo:hi] = cache.keys[:, :, :, lo:hi]
-            state.cache.values[:, index, :, lo:hi] = cache.values[:, :, :, lo:hi]
         members = state.rows if rows is None else state.rows[rows]
         self.forwards += 1
         self.token_forwards += tokens
@@ -323,10 +339,8 @@ class _Run:
             logits = unconditional + (state.config.cfg_scale + 1) * (conditional - unconditional)
         return logits
 
-    def _inputs(
-        self, plan: ForwardPlan, rows: list[int] | None
-    ) -> tuple[dict[str, Any], RegionCache | None, Tensor | None]:
-        """Arguments of the model, its cache, and which rows of the run's cache that is (None: all of them)."""
+    def _inputs(self, plan: ForwardPlan, rows: list[int] | None) -> tuple[dict[str, Any], RegionCache | None]:
+        """Arguments of the model for some rows (None: all), and their part of the run's cache."""
         state = self.state
         x, positions, mask, index = state.x, state.position_ids, self.mask, None
         if rows is not None:
@@ -346,11 +360,11 @@ class _Run:
             "see": plan.see,
         }
         if not plan.use_cache:
-            return inputs, None, None
+            return inputs, None
         if state.cache is None:
             state.cache = self.model.new_cache(len(state.rows) * (2 if state.config.cfg_scale else 1), state.length)
         state.cache.step = state.step
-        return inputs, state.cache if index is None else _rows_of(state.cache, index), index
+        return inputs, state.cache if index is None else state.cache.select(index)
 
     def _attention_mask(self) -> Tensor | None:
         """Padding (B, T), or the blocks of a prompt origin (B, 1, T, T); None where nothing is hidden from anyone."""
@@ -402,7 +416,7 @@ class _Run:
     def _report_unsound(self, groups: list[tuple[ForwardPlan, list[int] | None]]) -> None:
         step = self.state.step
         for plan, rows in groups:
-            inputs, cache, _ = self._inputs(plan, rows)
+            inputs, cache = self._inputs(plan, rows)
             layer = self.model.first_nonfinite_layer(**inputs, cache=cache)
             if layer is not None:
                 raise FloatingPointError(
@@ -490,7 +504,7 @@ class _Run:
     def _apply_eos_rule(self) -> None:
         """Where an EOS and all left of it is committed, the rest of the row becomes EOS."""
         state = self.state
-        if state.config.eos_policy != "fill" or not self.has_eos:
+        if state.config.eos_policy != "fill" or not self.has_eos or state.canvas_start == state.length:
             return
         is_eos = state.host[:, state.canvas_start :] == self.eos
         first = torch.where(is_eos.any(1), state.canvas_start + is_eos.int().argmax(1), state.length)
@@ -529,8 +543,7 @@ class _Run:
         kept = kept.to(device)
         self.mask = None if self.mask is None or (self.mask.ndim == 2 and not state.pad.any()) else self.mask[kept]
         if state.cache is not None and len(kept):
-            index = torch.cat([kept, kept + len(leaving)]) if state.config.cfg_scale else kept
-            state.cache = _rows_of(state.cache, index)
+            state.cache.keep(torch.cat([kept, kept + len(leaving)]) if state.config.cfg_scale else kept)
 
     def _show(self) -> None:
         """Give the streamer what is new left of the first mask: the prompt, then the answer up to its first EOS."""
@@ -551,10 +564,3 @@ class _Run:
 def _spans(spans: tuple[int, int] | Tensor, rows: int) -> Tensor:
     """(rows, 2) from one span for all, or one a row."""
     return spans.cpu() if isinstance(spans, Tensor) else torch.tensor([spans]).expand(rows, 2)
-
-
-def _rows_of(cache: RegionCache, index: Tensor) -> RegionCache:
-    """Some rows of a cache: a copy of their keys and values, with the same record of what is valid and frozen."""
-    part = copy.copy(cache)
-    part.keys, part.values = cache.keys[:, index], cache.values[:, index]
-    return part

@@ -294,9 +294,9 @@ class MaskedDiffusionLM(PreTrainedModel):
             position_ids, shared = positions_from_padding(attention_mask), False
         if position_ids is None:
             position_ids = torch.arange(canvas, device=self.device)[None]
-        self._check_length(canvas, position_ids, shared)
+        self._check_length(batch, canvas, position_ids, shared)
         wanted = _Wanted.of(logits_for, region, (batch, canvas), self.device)
-        first = a - 1 if self.config.logit_shift and a > 0 and wanted.includes(a) else a
+        first = a - 1 if self.config.logit_shift and a > 0 and wanted.include(a) else a
         if self.config.logit_shift and logits_for is not None and input_ids is not None:
             self._refuse_masked_start(input_ids, position_ids, wanted)
 
@@ -316,7 +316,7 @@ class MaskedDiffusionLM(PreTrainedModel):
         hidden = self.model.norm(x)
 
         self.counters.calls += 1
-        self.counters.token_forwards += batch * (e - first)
+        self.counters.token_forwards += hidden.shape[0] * hidden.shape[1]
         self.counters.kv_columns += batch * (canvas if visit is None else int(visit.seen.sum()))
         logits = self.lm_head(wanted.rows(hidden, first, position_ids if self.config.logit_shift else None))
         if self.config.scale_logits:
@@ -355,11 +355,12 @@ class MaskedDiffusionLM(PreTrainedModel):
             )
         return see
 
-    def _check_length(self, canvas: int, position_ids: Tensor, shared: bool) -> None:
+    def _check_length(self, batch: int, canvas: int, position_ids: Tensor, shared: bool) -> None:
         limit = self.config.max_position_embeddings
-        if position_ids.shape[-1] != canvas:
+        if position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != canvas:
             raise InputError(
-                f"position_ids must cover the whole canvas of {canvas} columns, got the shape {tuple(position_ids.shape)}"
+                f"position_ids must cover the whole canvas of {canvas} columns, in 1 or {batch} rows, got the shape "
+                f"{tuple(position_ids.shape)}"
             )
         if canvas > limit and (shared or int(position_ids.max()) >= limit):
             raise InputError(
@@ -381,12 +382,13 @@ class MaskedDiffusionLM(PreTrainedModel):
             raise InputError(
                 "a cache is written in place and carries no gradient: call the model under torch.no_grad()"
             )
-        layers, rows, heads, columns, width = cache.keys.shape
+        layers, _, heads, columns, width = cache.keys.shape
         config = self.config
         here = (config.num_hidden_layers, batch, config.num_key_value_heads, config.head_dim)
-        if (layers, rows, heads, width) != here or columns < canvas:
+        if (layers, cache.batch, heads, width) != here or columns < canvas:
+            sizes = (layers, cache.batch, heads, columns, width)
             raise InputError(
-                f"the cache (layers, rows, key heads, columns, width = {tuple(cache.keys.shape)}) does not fit this model and "
+                f"the cache (layers, rows, key heads, columns, width = {sizes}) does not fit this model and "
                 f"a canvas of {batch} x {canvas}: make it with new_cache(batch, max_len)"
             )
         if (cache.keys.dtype, cache.keys.device) != (self.dtype, self.device):
@@ -432,10 +434,12 @@ class MaskedDiffusionLM(PreTrainedModel):
         visible = parts[0]
         for part in parts[1:]:
             visible = visible & part
-        if bool(visible.all()):
+        # Both questions only save work. On a GPU they would cost more: the host would wait for it.
+        free = visible.device.type == "cpu"
+        if free and bool(visible.all()):
             return None
         blind = ~visible.any(-1, keepdim=True)
-        if bool(blind.any()):
+        if not free or bool(blind.any()):
             queries = torch.arange(first, last, device=visible.device)
             itself = queries[:, None] == torch.arange(lo, hi, device=visible.device)
             visible = visible | (blind & itself)
@@ -513,8 +517,9 @@ class _Wanted:
     """The columns whose logits are asked for."""
 
     columns: Tensor | None  # int64 (n,), on the model's device
-    chosen: Tensor | None  # bool (B, T)
+    chosen: Tensor | None  # bool (B, T), there too
     region: Span
+    given: Tensor | None = None  # either of them where it came from: asking the CPU's costs no wait for the device
 
     @classmethod
     def of(cls, logits_for: Tensor | None, region: Span, shape: tuple[int, int], device: torch.device) -> "_Wanted":
@@ -528,20 +533,20 @@ class _Wanted:
                 )
             if bool(logits_for[:, :a].any()) or bool(logits_for[:, e:].any()):
                 raise InputError(f"logits_for asks for columns outside the region [{a}, {e}), which are not computed")
-            return cls(None, logits_for.to(device), region)
+            return cls(None, logits_for.to(device), region, logits_for)
         if logits_for.ndim != 1 or logits_for.is_floating_point():
             raise InputError(
                 f"logits_for must be int64 (n,) or bool (B, T), got {logits_for.dtype} of shape {tuple(logits_for.shape)}"
             )
         if logits_for.numel() and not a <= int(logits_for.min()) <= int(logits_for.max()) < e:
             raise InputError(f"logits_for asks for columns outside the region [{a}, {e}), which are not computed")
-        return cls(logits_for.to(device), None, region)
+        return cls(logits_for.to(device), None, region, logits_for)
 
-    def includes(self, column: int) -> bool:
+    def include(self, column: int) -> bool:
         """Whether any row wants the logits of a column."""
-        if self.chosen is not None:
-            return bool(self.chosen[:, column].any())
-        return self.columns is None or bool((self.columns == column).any())
+        if self.given is None:
+            return True
+        return bool((self.given == column if self.chosen is None else self.given[:, column]).any())
 
     def of_canvas(self, values: Tensor) -> Tensor:
         """The entries of (B or 1, T) values at the wanted places."""

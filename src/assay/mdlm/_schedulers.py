@@ -219,10 +219,11 @@ class DreamSchedule(Scheduler):
             If the config's confidence is none of this schedule's and no alg was given.
         """
         config, rows = state.config, len(state.rows)
-        steps = config.steps or max(int(state.masked.sum(1).max()), 1)
-        times = torch.linspace(1, self.eps, steps + 1, dtype=torch.float64)
-        self._fraction = 1 - times[1:] / times[:-1]
-        self._fraction[-1] = 1
+        steps = [config.steps or max(masks, 1) for masks in state.masked.sum(1).tolist()]
+        times = [torch.linspace(1, self.eps, own + 1, dtype=torch.float64) for own in steps]
+        self._fraction = torch.ones(rows, max(steps), dtype=torch.float64)  # of the masks; 1 from a row's last step on
+        for fraction, own in zip(self._fraction, times, strict=True):
+            fraction[: len(own) - 2] = (1 - own[1:] / own[:-1])[:-1]
         self._step = torch.zeros(rows, dtype=torch.long)
         self._commits = torch.zeros(rows, dtype=torch.long)
         named = {kind: alg for alg, kind in _RANKED_BY.items()}
@@ -235,35 +236,38 @@ class DreamSchedule(Scheduler):
         self._alg = alg
         self._alg_temp = config.alg_temp if self.alg_temp is None else self.alg_temp
         self._source = _source(state, "filtered")
-        self._settings = f"alg={alg} from {self._source}, alg_temp={self._alg_temp}, steps={steps}"
+        self._settings = f"alg={alg} from {self._source}, alg_temp={self._alg_temp}, steps={config.steps}"
         if alg == "origin":
             # A mask that survives step i with probability s/t survives to time s with probability s: its step is that of
             # one uniform number among the times, which can be drawn now.
             u = torch.rand(
                 state.host.shape, generator=state.generator, device=state.x.device, dtype=torch.float64
             ).cpu()
-            self._fate = steps - 1 - torch.bucketize(u, times[1:-1].flip(0))
+            self._fate = torch.stack(
+                [len(own) - 2 - torch.bucketize(row, own[1:-1].flip(0)) for row, own in zip(u, times, strict=True)]
+            )
 
     def candidates(self, state: GenState) -> tuple[int, int] | Int[Tensor, "B 2"]:
-        """The whole canvas. Moves each row on to the next step that commits something."""
+        """From each row's first mask to its last. Moves each row on to the next step that commits something."""
         if self._alg != "origin":
             step = self._step[state.rows] + (state.commits > self._commits[state.rows])
             count = self._count(state)
-            steps = torch.arange(len(self._fraction))
+            steps = torch.arange(self._fraction.shape[1])
             # left over by a cache policy's region after the last step: that step again
             step = step.clamp(max=len(steps) - 1)
             self._step[state.rows] = ((count > 0) & (steps >= step[:, None])).int().argmax(1)
             self._commits[state.rows] = state.commits
-        return 0, state.length
+        masked = state.masked
+        return torch.stack([masked.int().argmax(1), state.length - masked.flip(1).int().argmax(1)], dim=1)
 
     def _count(self, state: GenState) -> Int[Tensor, "B steps"]:
-        return (state.masked.sum(1)[:, None] * self._fraction).long()
+        return (state.masked.sum(1)[:, None] * self._fraction[state.rows]).long()
 
     def commit(self, state: GenState, logits: Float[Tensor, "B w V"], draft: Draft) -> Commit:
         """The candidates whose step it is, or the most confident."""
         if self._alg == "origin":
             fate = self._fate[state.rows][:, draft.positions].to(draft.masked.device)
-            fate = fate.masked_fill(~draft.masked, len(self._fraction))
+            fate = fate.masked_fill(~draft.masked, self._fraction.shape[1])
             return Commit.where(draft, draft.masked & (fate == fate.amin(1, keepdim=True)))
         count = self._count(state).gather(1, self._step[state.rows, None])[:, 0]
         confidence = draft.confidence(_RANKED_BY[self._alg], self._source)
