@@ -36,11 +36,12 @@ def padded_canvas(
     """Padded prompts with masks behind them, and which columns are real: (B, T) both, on the CPU."""
     mask_id = model.mask_token_id
     if isinstance(input_ids, Tensor):
-        prompts = input_ids.cpu().long()
-        if prompts.ndim != 2:
+        if input_ids.ndim != 2 or input_ids.is_floating_point():
             raise InputError(
-                f"input_ids has shape {tuple(prompts.shape)}, expected (B, L0): a single prompt is (1, L0)"
+                f"input_ids is {input_ids.dtype} of shape {tuple(input_ids.shape)}, expected (B, L0) token ids: a single "
+                "prompt is (1, L0)"
             )
+        prompts = input_ids.cpu().long()
         real = torch.ones_like(prompts, dtype=torch.bool) if attention_mask is None else attention_mask.cpu() != 0
         if real.shape != prompts.shape:
             raise InputError(
@@ -49,7 +50,7 @@ def padded_canvas(
     else:
         if attention_mask is not None:
             raise InputError("attention_mask goes with padded input_ids, and these are separate prompts: leave it out")
-        given = [torch.as_tensor(prompt, dtype=torch.long).cpu() for prompt in input_ids]
+        given = [_ids(prompt, row) for row, prompt in enumerate(input_ids)]
         width = max((len(prompt) for prompt in given), default=0)
         prompts = torch.full((len(given), width), _pad_id(model))
         real = torch.zeros(len(given), width, dtype=torch.bool)
@@ -91,6 +92,16 @@ def padded_canvas(
                 "a row starts with a mask, and this model predicts each token from the one before: start it with a token"
             )
     return canvas, real
+
+
+def _ids(prompt: Any, row: int) -> Tensor:
+    """One prompt's tokens (n,), on the CPU."""
+    ids = torch.as_tensor(prompt).cpu()
+    if ids.ndim != 1 or (len(ids) and ids.is_floating_point()):
+        raise InputError(
+            f"prompt {row} is {ids.dtype} of shape {tuple(ids.shape)}, expected a list or (n,) tensor of token ids"
+        )
+    return ids.long()
 
 
 def _pad_id(model: "MaskedDiffusionLM") -> int:

@@ -359,6 +359,9 @@ class _Run:
             "region": plan.region,
             "see": plan.see,
         }
+        if state.config.cfg_scale and self.model.config.logit_shift and state.config.allow_masks_in_prompt:
+            # a window that serves all rows may hold a row's first column, which the unconditional half has masked
+            inputs["inputs_embeds"] = self.model.get_input_embeddings()(inputs.pop("input_ids"))
         if not plan.use_cache:
             return inputs, None
         if state.cache is None:

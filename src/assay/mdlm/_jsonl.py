@@ -51,7 +51,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
         If a line is no such object, two have the same id, or there is none; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a prompt may hold other ends of line, as U+2028
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text: expected a JSONL file with one prompt a line") from error
     found: list[PromptLine] = []
@@ -163,7 +163,8 @@ class AnswerFile:
         if name in self.done:
             raise InputError(f"{self.path} has an answer of {name!r} already: an id has one answer")
         line = json.dumps({"id": name, **record, "settings": self.settings}, ensure_ascii=False, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        # a lone surrogate, which UTF-8 cannot hold, becomes its JSON escape
+        self._file.write(line.encode("utf-8", "backslashreplace") + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         self.done.add(name)

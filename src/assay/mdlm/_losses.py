@@ -239,7 +239,7 @@ def block_diffusion_loss(
     """
     if model.config.logit_shift:
         raise InputError("block diffusion asks for the token at its own place: this model is shifted by one")
-    size = block_size or model.config.block_size
+    size = model.config.block_size if block_size is None else block_size
     if not size or size < 1:
         raise InputError(f"a block size of {size} is none: give block_size, the tokens of a block")
     rows, columns = input_ids.shape
@@ -333,7 +333,7 @@ def _row_sums(
 ) -> Float[Tensor, " rows"]:
     """Weighted cross entropy of each row's masked tokens; half precisions are summed in float32."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    each = cross_entropy(logits, input_ids[masked], reduction="none") * weights[masked]
+    each = cross_entropy(logits, input_ids[masked].long(), reduction="none") * weights[masked]
     return each.new_zeros(len(input_ids)).index_add(0, masked.nonzero()[:, 0], each)
 
 

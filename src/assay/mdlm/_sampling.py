@@ -68,7 +68,7 @@ def filter_logits(
     (n, V); the argument itself if there is nothing to do.
     """
     if temperature not in (0, 1):
-        logits = logits / temperature
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     if first == "top_k":
         return _keep_top_p(_keep_top_k(logits, top_k), top_p)
     return _keep_top_k(_keep_top_p(logits, top_p), top_k)

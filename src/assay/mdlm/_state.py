@@ -115,7 +115,12 @@ class DiffusionGenerationConfig:
             ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= least_new, f"at least {least_new}"),
             ("block_length", self.block_length, self.block_length is None or self.block_length >= 1, "at least 1"),
             ("steps", self.steps, self.steps is None or self.steps >= 1, "at least 1"),
-            ("temperature", self.temperature, self.temperature >= 0, "0 or more"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature == 0 or 1e-30 <= self.temperature <= 1e30,  # float32 holds the quotients
+                "0, or 1e-30 to 1e30",
+            ),
             ("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "at least 1, or None for no limit"),
             ("top_p", self.top_p, self.top_p is None or 0 < self.top_p <= 1, "in (0, 1], or None for no limit"),
             ("alg_temp", self.alg_temp, self.alg_temp is None or self.alg_temp >= 0, "0 or more"),

@@ -29,7 +29,7 @@ def trace_picture(
         Which row of each.
     signs
         What each position of the answer reads (the same for all strips), written above; whitespace and long tokens are
-        shortened.
+        shortened, control characters become dots.
     title
         Above the picture.
 
@@ -70,14 +70,23 @@ def trace_picture(
                     ink = "black" if scale(step) > 0.6 else "white"
                     axis.text(column + 0.47, place + 0.46, str(step), ha="center", va="center", size=6, color=ink)
         for column, sign in enumerate((signs or [])[begin : begin + _WIDEST]):
-            axis.text(column + 0.47, -0.35, _short(sign), ha="center", va="center", size=6.5, family="monospace")
+            axis.text(
+                column + 0.47,
+                -0.35,
+                _short(sign),
+                ha="center",
+                va="center",
+                size=6.5,
+                family="monospace",
+                parse_math=False,
+            )
         axis.set(xlim=(-0.1, columns + 0.1), ylim=(len(strips) + 0.1, -0.8), yticks=[])
         axis.set_yticks([place + 0.45 for place in range(len(strips))], list(strips), size=7)
         axis.set_xticks([])
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
     if title:
-        figure.suptitle(title, size=9)
+        figure.suptitle(title, size=9, parse_math=False)
     return figure
 
 
@@ -97,6 +106,7 @@ def _cell(corner: tuple[float, float], width: float, height: float, face: Any) -
 
 
 def _short(sign: str) -> str:
-    """At most three characters of a token, with visible ends of line and no bare spaces."""
+    """At most three characters of a token: visible ends of line, no bare spaces, a dot for what cannot be printed."""
     shown = sign.replace("\n", "↵").strip() or "·"
-    return shown.replace("$", r"\$") if len(shown) <= 3 else shown[:2].replace("$", r"\$") + "…"
+    shown = "".join(character if character.isprintable() else "·" for character in shown)
+    return shown if len(shown) <= 3 else shown[:2] + "…"

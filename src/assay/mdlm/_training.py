@@ -146,6 +146,11 @@ class Training:
             names = set(file.keys())
             if {f"weight.{name}" for name in self._weights} != {n for n in names if n.startswith("weight.")}:
                 raise InputError(f"{path} is the state of another model: give the one that was saved with this model")
+            shapes = {name: tuple(file.get_slice(f"weight.{name}").get_shape()) for name in self._weights}
+            if any(shapes[name] != tuple(weight.shape) for name, weight in self._weights.items()):
+                raise InputError(
+                    f"{path} is the state of a model of another size: give the one that was saved with this"
+                )
             for name, weight in self._weights.items():
                 weight.copy_(file.get_tensor(f"weight.{name}"))
                 self.average[name].copy_(file.get_tensor(f"average.{name}"))

@@ -88,7 +88,7 @@ def open_model(
     device
         ``"cpu"`` or ``"cuda"``.
     dtype
-        ``"auto"``: the checkpoint's own on a GPU, float32 on the CPU; or ``"float32"``, ``"bfloat16"``.
+        ``"auto"``: bfloat16 on a GPU, float32 on the CPU; or ``"float32"``, ``"bfloat16"``. A run-sum model is float32.
     family
         Whose names the checkpoint has, where its config.json does not tell.
 
@@ -116,7 +116,7 @@ def open_model(
         raise InputError(
             f"{folder} has no tokenizer that transformers can open without running code of its own: {error}"
         ) from error
-    wanted = "float32" if dtype == "auto" and device == "cpu" else dtype
-    kind = wanted if wanted == "auto" else getattr(torch, wanted)
-    model = MaskedDiffusionLM.from_checkpoint(folder, dtype=kind, device=device, family=family)
+    model = MaskedDiffusionLM.from_checkpoint(
+        folder, dtype=None if dtype == "auto" else dtype, device=device, family=family
+    )
     return TextModel(model, tokenizer)
