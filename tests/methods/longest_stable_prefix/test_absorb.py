@@ -131,7 +131,14 @@ def test_guidance_and_padding_go_through_the_cache():
     assert torch.equal(plain.sequences, cached.sequences)
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"freeze": "soon"}, "'soon'"), ({"horizon": 0}, "horizon is 0")])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"freeze": "soon"}, "'soon'"),
+        ({"horizon": 0}, "horizon is 0"),
+        ({"horizon": True}, "horizon is True, expected a whole number"),
+    ],
+)
 def test_unknown_settings_are_refused(settings, message):
     with pytest.raises(Exception, match=message):
         PrefixAbsorbCache(**settings)

@@ -107,3 +107,5 @@ def test_sizes_that_do_not_fit_are_refused(sizes):
 def test_prophet_needs_a_threshold():
     with pytest.raises(InputError, match="thresholds is empty"):
         ProphetEarlyCommit(thresholds=())
+    with pytest.raises(InputError, match="one of them not a number"):
+        ProphetEarlyCommit(thresholds=(5.0, float("nan")))

@@ -32,6 +32,13 @@ def test_unknown_profiles_and_ids_are_refused():
         delimiter_mask(PIECES, "prose")
     with pytest.raises(InputError, match="id 18 lies outside the vocabulary of 18"):
         delimiter_mask(PIECES, [3, 18])
+    with pytest.raises(InputError, match="id True is not a whole number"):
+        delimiter_mask(PIECES, [True] * 18)  # a mask, not ids
+
+
+def test_a_tokenizers_name_is_not_taken_for_its_vocabulary():
+    with pytest.raises(InputError, match="tokenizer is the text 'LLaDA-8B-Instruct'"):
+        LongestStablePrefix(tokenizer="LLaDA-8B-Instruct")
 
 
 def test_a_byte_level_tokenizer_reads_as_its_bytes():

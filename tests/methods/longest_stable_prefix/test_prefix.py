@@ -168,6 +168,8 @@ def test_rows_without_places_get_length_zero_beside_others():
         ({"beta": 1.5}, "beta 1.5"),
         ({"min_commit": 0}, "min_commit is 0"),
         ({"lookback": -1}, "lookback is -1"),
+        ({"min_commit": True}, "min_commit is True, expected a whole number"),
+        ({"lookback": True}, "lookback is True, expected a whole number"),
         ({"tau_floor": math.nan}, "tau_floor is not a number"),
     ],
 )

@@ -218,6 +218,23 @@ def test_a_processor_that_leaves_one_token_makes_it_certain():
     assert out.stats["tau"][0] == [torch.finfo(torch.float32).max] * 4
 
 
+def test_a_processor_may_expand_one_row_to_all_places():
+    def same(state, positions, logits):
+        return (torch.arange(40) * 2.0).index_fill(0, torch.tensor([MASK, EOS]), -1.0).expand_as(logits)
+
+    out = diffusion_generate(tiny(), PROMPT, config(8), LongestStablePrefix(delimiters=None), logits_processor=same)
+    assert out.stats["tau"][0] == [2.0] * 4
+
+
+def test_without_delimiters_nothing_snaps_back_to_the_minimum():
+    model = Scripted(lambda x, call: sharp(torch.full_like(x, 7), 4.0))
+    plain, least = (
+        diffusion_generate(model, PROMPT, config(8), LongestStablePrefix(delimiters=None, no_delimiter=rule))
+        for rule in ("keep", "min")
+    )
+    assert plain.stats["commit_lengths"] == least.stats["commit_lengths"] == [[4, 2, 1, 1]]
+
+
 def test_the_logits_are_left_as_they_were():
     seen = []
 
@@ -285,6 +302,8 @@ def test_a_canvas_without_masks_needs_no_call():
     ("settings", "message"),
     [
         ({"stability": -1, "delimiters": None}, "stability is -1"),
+        ({"stability": True, "delimiters": None}, "stability is True, expected a whole number"),
+        ({"delimiters": [True, False]}, "id True is not a whole number"),
         ({"alpha": 0.9, "delimiters": None}, "alpha is 0.9 and beta 0.5"),
         ({}, "give tokenizer="),
         ({"word_safe": True, "delimiters": None}, "word_safe looks for words"),

@@ -7,6 +7,7 @@ import torch
 
 from assay._errors import InputError
 from assay.mdlm import CachePolicy, ForwardPlan, GenState
+from assay.methods.longest_stable_prefix._prefix import require_whole
 
 
 class PrefixAbsorbCache(CachePolicy):
@@ -37,8 +38,8 @@ class PrefixAbsorbCache(CachePolicy):
     def __init__(self, freeze: Literal["settled", "immediate"] = "settled", horizon: int | None = None) -> None:
         if freeze not in ("settled", "immediate"):
             raise InputError(f"freeze is {freeze!r}, expected 'settled' or 'immediate': choose one of them")
-        if horizon is not None and horizon < 1:
-            raise InputError(f"horizon is {horizon}, expected at least 1 column right of the boundary, or None for all")
+        if horizon is not None:
+            require_whole("horizon", horizon, 1, "at least 1 column right of the boundary, or None for all")
         self.freeze, self.horizon = freeze, horizon
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -44,7 +45,7 @@ def delimiter_mask(
     Raises
     ------
     InputError
-        If the profile is unknown or an id lies outside the vocabulary.
+        If the profile is unknown, an id is not a whole number or lies outside the vocabulary, or the tokenizer is a name.
 
     Source: ours; the paper's list is not published.
     """
@@ -65,13 +66,22 @@ def delimiter_mask(
 def mask_of_ids(ids: Iterable[int], size: int) -> Bool[Tensor, "vocab"]:
     """(size,) bool, True at the ids; raises InputError if one lies outside."""
     mask = torch.zeros(size, dtype=torch.bool)
-    for token in ids:
+    for token in checked_ids(ids):
         if not 0 <= token < size:
             raise InputError(
                 f"delimiter id {token} lies outside the vocabulary of {size}: give ids from 0 to {size - 1}"
             )
         mask[token] = True
     return mask
+
+
+def checked_ids(ids: Iterable[Any]) -> list[int]:
+    """The ids as int; raises InputError if one is no whole number, as where a mask is given in place of ids."""
+    found = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise InputError(f"delimiter id {token!r} is not a whole number: give token ids, such as [13, 198]")
+    return [int(token) for token in found]
 
 
 def word_starts(tokenizer: Any) -> Bool[Tensor, "vocab"]:
@@ -87,6 +97,10 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     tokenizer
         A transformers tokenizer (byte-level, SentencePiece, or whole words), or the text of each id as a list of strings.
     """
+    if isinstance(tokenizer, str):
+        raise InputError(
+            f"tokenizer is the text {tokenizer!r}: give the tokenizer itself, or a list with the text of each id"
+        )
     if isinstance(tokenizer, Sequence):
         return [text.encode() for text in tokenizer]
     size = len(tokenizer)

@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,10 +49,8 @@ class PrefixRule:
                 f"alpha is {self.alpha} and beta {self.beta}, expected 0 < alpha <= beta <= 1: the shares of the active "
                 "places that a step commits at least and at most"
             )
-        if self.min_commit < 1:
-            raise InputError(f"min_commit is {self.min_commit}, expected at least 1: fewer would never end")
-        if self.lookback < 0:
-            raise InputError(f"lookback is {self.lookback}, expected 0 (no snapping) or more places")
+        require_whole("min_commit", self.min_commit, 1, "at least 1: fewer would never end")
+        require_whole("lookback", self.lookback, 0, "0 (no snapping) or more places")
         for name, value, known in (
             ("pick", self.pick, ("longest", "strict")),
             ("no_delimiter", self.no_delimiter, ("keep", "min")),
@@ -61,6 +60,14 @@ class PrefixRule:
         for name, number in (("tau_floor", self.tau_floor), ("fixed_tau", self.fixed_tau)):
             if number is not None and math.isnan(number):
                 raise InputError(f"{name} is not a number: give a gap between logits, such as 3.0")
+
+
+def require_whole(name: str, value: Any, least: int, expected: str) -> None:
+    """Raises InputError unless the value is a whole number and not below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} is {value!r}, expected a whole number, {expected}")
+    if int(value) < least:
+        raise InputError(f"{name} is {value}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ def longest_stable_prefix(
     Raises
     ------
     InputError
-        If a setting is out of its range, the lengths differ, or a margin is NaN.
+        If a setting is out of its range, shapes or dtypes do not fit, or a margin is NaN.
 
     Source: Li et al. 2026 (LSP, arXiv:2603.05454): margin, adaptive threshold, snapping. The tie rule, `tau_floor` and
     the order of the cuts are ours.
@@ -149,9 +156,15 @@ def longest_stable_prefix(
         alpha=alpha, beta=beta, min_commit=min_commit, lookback=lookback, pick=pick, tau_floor=tau_floor,
         no_delimiter=no_delimiter,
     )  # fmt: skip
+    if margins.ndim != 1:
+        raise InputError(f"margins have shape {tuple(margins.shape)}, expected (N,): decide one row at a time")
     n = len(margins)
-    if len(is_delim) != n or (stable is not None and len(stable) != n):
-        raise InputError(f"there are {n} margins, and stable or is_delim has another length: give one entry a place")
+    for name, flags in (("stable", stable), ("is_delim", is_delim)):
+        if flags is not None and (flags.shape != margins.shape or flags.dtype != torch.bool):
+            raise InputError(
+                f"{name} is {flags.dtype} of shape {tuple(flags.shape)} beside {n} margins, expected bool ({n},): give one "
+                "True or False a place"
+            )
     if bool(margins.isnan().any()):
         raise InputError("a margin is NaN: the logits are not finite, or a place has fewer than two tokens left")
     if n == 0:

@@ -1,6 +1,7 @@
 """The scheduler: each step commits one contiguous block at the left end of what is still masked."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,20 @@ from assay.mdlm import Commit, Draft, GenState, Scheduler, SchedulerError
 from assay.methods.longest_stable_prefix._delimiters import (
     Characters,
     Delimiters,
+    checked_ids,
     delimiter_mask,
     mask_of_ids,
     word_starts,
 )
 from assay.methods.longest_stable_prefix._diagnostics import Diagnostics, fragments_after
-from assay.methods.longest_stable_prefix._prefix import REASONS, NoDelimiter, Pick, PrefixRule, decide
+from assay.methods.longest_stable_prefix._prefix import (
+    REASONS,
+    NoDelimiter,
+    Pick,
+    PrefixRule,
+    decide,
+    require_whole,
+)
 
 _CARRIED = 4  # committed tokens that may hold the start of a character
 
@@ -81,8 +90,9 @@ class LongestStablePrefix(Scheduler):
     def _configure(
         self, rule: PrefixRule, delimiters: Delimiters, stability: int, word_safe: bool, tokenizer: Any
     ) -> None:
-        if stability < 0:
-            raise InputError(f"stability is {stability}, expected 0 (off) or how many earlier predictions must agree")
+        require_whole("stability", stability, 0, "0 (off) or how many earlier predictions must agree")
+        if delimiters is None:
+            rule = replace(rule, lookback=0)
         self.rule, self.stability, self.word_safe = rule, stability, word_safe
         self._ids: list[int] | None = None
         self._mask: Tensor | None = None
@@ -104,8 +114,11 @@ class LongestStablePrefix(Scheduler):
             self._mask = delimiters
             self._described = f"{int(delimiters.sum())} ids"
         elif delimiters is not None:
-            assert isinstance(delimiters, Iterable)
-            self._ids = sorted({int(token) for token in delimiters})
+            if not isinstance(delimiters, Iterable):
+                raise InputError(
+                    f"delimiters is {delimiters!r}, expected a profile, ids, or a predicate: give a list of ids"
+                )
+            self._ids = sorted(set(checked_ids(delimiters)))
             self._described = str(self._ids) if len(self._ids) <= 8 else f"{len(self._ids)} ids"
         if word_safe and tokenizer is None:
             raise InputError("word_safe looks for words: give tokenizer=, or leave word_safe off")
@@ -137,6 +150,7 @@ class LongestStablePrefix(Scheduler):
         self._diagnostics = Diagnostics(state)
         state.stats |= {name: [[] for _ in range(rows)] for name in ("tau", "candidates", "reasons", "last_tokens")}
         state.stats["snapped_share"] = None
+        self._blocks = self._snapped = 0
 
     def candidates(self, state: GenState) -> Int[Tensor, "B 2"]:
         """From the row's boundary to the first column that is not masked, or the end of its block."""
@@ -205,10 +219,11 @@ class LongestStablePrefix(Scheduler):
                 stats["candidates"][row].append(int(candidate))
                 stats["reasons"][row].append(REASONS[int(reason)])
                 stats["last_tokens"][row].append(int(blocks[-1][-1]))
+                self._blocks += 1
+                self._snapped += REASONS[int(reason)] == "delimiter"
         sizes = [len(block) for block in blocks]
         self._diagnostics.record(state, sizes, active, fragments_after(state, columns), flips)
-        reasons = [reason for row in stats["reasons"] for reason in row]
-        stats["snapped_share"] = reasons.count("delimiter") / len(reasons) if reasons else None
+        stats["snapped_share"] = self._snapped / self._blocks if self._blocks else None
         return Commit(columns, blocks)
 
     def _make_tables(self, vocab: int, eos: int | None, device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -263,6 +278,7 @@ def _margins(logits: Float[Tensor, "B w V"], tokens: Int[Tensor, "B w"]) -> Floa
     For the most likely token this is the gap between the two largest logits. One pass over the logits, without a copy of
     them and without a sort: the token's own logit is taken out for the moment.
     """
+    logits = logits.contiguous()  # a processor may have expanded one row to all places
     own = logits.gather(-1, tokens[..., None])
     logits.scatter_(-1, tokens[..., None], -torch.inf)
     other = logits.amax(-1)

@@ -3,6 +3,7 @@
 Semi-autoregressive blocks need nothing here: `LowConfidenceDynamic` with a ``block_length``.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class ProphetEarlyCommit(Scheduler):
     Raises
     ------
     InputError
-        If there is no threshold.
+        If there is no threshold, or one is NaN.
 
     Source: Li et al. 2025 (Prophet, arXiv:2508.19982). The thresholds are quoted from memory and not verified; progress
     counts masks where the paper counts steps, which is the same under a static schedule.
@@ -79,6 +80,8 @@ class ProphetEarlyCommit(Scheduler):
             raise InputError("thresholds is empty, expected at least one: the gap at which all masks are committed")
         self.scheduler = LowConfidenceStatic() if scheduler is None else scheduler
         self.thresholds = tuple(float(threshold) for threshold in thresholds)
+        if any(math.isnan(threshold) for threshold in self.thresholds):
+            raise InputError(f"thresholds are {self.thresholds}, one of them not a number: give gaps in logits")
 
     @property
     def name(self) -> str:
