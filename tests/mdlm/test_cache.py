@@ -353,3 +353,37 @@ def test_a_cache_tells_its_memory():
     assert cache.bytes() == 2 * (2 * 3 * T * 2 * 8) * 2
     assert (cache.batch, cache.max_len) == (3, T)
     assert MASK not in cache.version
+
+
+# --- some rows of a cache
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("write", ["all", "none", (5, 7)])
+def test_selected_rows_are_read_and_written_where_they_lie(form: str, write: Any):
+    model = tiny(**FORMS[form])
+    ids = canvas(3)
+    whole, rows = filled(model, ids), torch.tensor([2, 0])
+    alone = model.new_cache(2, T)
+    run(model, ids[rows], cache=alone)
+    untouched = whole.keys[:, 1].clone()
+    held = whole.keys.data_ptr()
+    new = canvas(3, seed=9)
+    part = whole.select(rows)
+    assert part.batch == 2
+    expected = run(model, new[rows], cache=alone, region=(4, 8), write=write)
+    assert torch.equal(run(model, new[rows], cache=part, region=(4, 8), write=write), expected)
+    for mine, theirs in ((whole.keys, alone.keys), (whole.values, alone.values)):
+        assert torch.allclose(mine[:, rows], theirs, atol=1e-6)
+    assert torch.equal(whole.keys[:, 1], untouched)
+    assert whole.keys.data_ptr() == held
+    assert whole.select(torch.tensor([1, 2])).select(torch.tensor([1]))._rows.tolist() == [2]
+
+
+def test_rows_that_are_not_kept_free_their_memory():
+    model, ids = tiny(), canvas(3)
+    cache = filled(model, ids)
+    kept, size = cache.keys[:, [2, 0]].clone(), cache.bytes()
+    cache.keep(torch.tensor([2, 0]))
+    assert torch.equal(cache.keys, kept)
+    assert (cache.batch, cache.bytes()) == (2, size * 2 // 3)

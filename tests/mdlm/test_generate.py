@@ -123,6 +123,60 @@ def test_a_row_of_a_ragged_batch_equals_its_own_run(form, policy, scheduler):
             assert batch.row_filled[row] == alone.row_filled[0]
 
 
+class AtTheirPace(LowConfidenceDynamic):
+    """From each row's first mask on: in one region some rows ask for its first column, others not."""
+
+    def candidates(self, state):
+        blocks = super().candidates(state)
+        return torch.stack([state.masked.int().argmax(1), blocks[:, 1]], dim=1)
+
+
+@pytest.mark.parametrize("policy", [PrefixCache(), PrefixCache(2), DualCache()])
+@pytest.mark.parametrize("scheduler", [AtTheirPace(0.35), DreamSchedule()])
+def test_a_row_is_computed_as_alone_whoever_asks_for_the_first_column(scheduler, policy):
+    model = tiny(dtype=torch.float64, logit_shift=True)
+    settings = {"scheduler": scheduler, "cache_policy": policy, "block_length": 8, "max_new_tokens": 16}
+    for guidance in (0.0, 0.7):
+        settings["cfg_scale"] = guidance
+        batch = generate(model, RAGGED, **settings)
+        for row, prompt in enumerate(RAGGED):
+            alone = generate(model, [prompt], **settings)
+            assert order(batch)[row] == order(alone)[0]
+            found = batch.trace.logp[row, batch.canvas_start :]
+            assert torch.allclose(found, alone.trace.logp[0, alone.canvas_start :], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "policy", [NoCache(), PrefixCache(), PrefixCache(2), DualCache(), Recompute(), ExactBlockCache()]
+)
+@pytest.mark.parametrize("scheduler", [LowConfidenceDynamic(0.2), Sequential(), DreamSchedule()])
+def test_guided_infilling_of_a_ragged_batch_equals_its_rows(scheduler, policy):
+    block = isinstance(policy, ExactBlockCache)
+    if block and isinstance(scheduler, DreamSchedule):
+        scheduler = DreamSchedule(alg="topk_margin")
+    model = tiny(dtype=torch.float64, **(BLOCK if block else {"logit_shift": True}))
+    prompts = [[3, MASK, 4, MASK, 5, 9, 2], [6, 5], [3, MASK, MASK], [9, 3, 3, MASK, 1]]
+    settings = {
+        "scheduler": scheduler,
+        "cache_policy": policy,
+        "logits_processor": Favour(EOS, 2.0),
+        "cfg_scale": 0.7,
+        "allow_masks_in_prompt": True,
+        "block_length": None if block else 4,
+    }
+    batch = generate(model, prompts, **settings)
+    for row, prompt in enumerate(prompts):
+        alone = generate(model, [prompt], **settings)
+        own = slice(batch.canvas_start - len(prompt), None)
+        assert batch.sequences[row, own].tolist() == alone.sequences[0].tolist()
+        assert batch.trace.steps[row, own].tolist() == alone.trace.steps[0].tolist()
+
+
+def test_a_shifted_model_is_guided_under_its_own_schedule():
+    output = generate(tiny(logit_shift=True), RAGGED, schedule="dream", cfg_scale=0.5)
+    assert MASK not in output.sequences
+
+
 def test_padded_tensors_and_separate_prompts_are_the_same_batch():
     separate = generate(prompts=RAGGED)
     width = max(map(len, RAGGED))
@@ -320,6 +374,13 @@ def test_infilling_goes_from_left_to_right_by_blocks():
     for scheduler, extra in ((Sequential(), {}), (LowConfidenceStatic(), {"block_length": 1})):
         steps = generate(scheduler=scheduler, eos_policy="none", **settings, **extra).trace.steps[0].tolist()
         assert steps == [-1, 1, -1, 2, -1, 3, 4, 5, 6]
+
+
+def test_an_end_may_be_filled_into_a_prompt_without_an_answer():
+    output = generate(
+        prompts=[[3, MASK, 4]], max_new_tokens=0, allow_masks_in_prompt=True, logits_processor=Favour(EOS, 100.0)
+    )
+    assert output.sequences.tolist() == [[3, EOS, 4]]
 
 
 def test_a_canvas_without_masks_costs_nothing():
@@ -533,6 +594,9 @@ def test_a_scheduler_may_commit_tokens_of_its_own():
         ({}, {"prompts": [[3, 40]]}, "ids from 3 to 40, expected 0 to 39"),
         ({}, {"prompts": []}, "there is no prompt"),
         ({}, {"prompts": torch.tensor([1, 2])}, r"shape \(2,\), expected \(B, L0\)"),
+        ({}, {"prompts": torch.tensor([[1.0, 2.5]])}, "float32 of shape"),
+        ({}, {"prompts": [[1.5, 2]]}, "prompt 0 is torch.float32"),
+        ({}, {"prompts": [1, 2]}, r"prompt 0 is torch.int64 of shape \(\)"),
         ({}, {"max_new_tokens": 252}, "have 257 tokens, and the model takes 256"),
         (
             {},

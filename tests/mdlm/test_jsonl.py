@@ -35,6 +35,22 @@ def test_what_is_no_prompt_is_named_with_its_line(tmp_path, lines, message):
         read_prompts(write(tmp_path / "p.jsonl", *lines))
 
 
+def test_any_character_may_stand_in_a_prompt(tmp_path):
+    odd = "a\u2028b\u0085c\x0cd\x1ee\ud800"
+    line = json.dumps({"prompt": odd[:-1]}, ensure_ascii=False) + "\r\n"
+    (tmp_path / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + line.encode() + json.dumps({"prompt": odd}).encode())
+    assert [prompt.prompt for prompt in read_prompts(tmp_path / "p.jsonl")] == [odd[:-1], odd]
+
+
+def test_answers_hold_any_character_and_can_be_continued(tmp_path):
+    odd = "a\u2028b\r\n\x0c\ud800"
+    for name in ("x" + odd, "y"):
+        with AnswerFile(tmp_path / "o.jsonl", {"n": 1}) as answers:
+            answers.append({"id": name, "text": odd})
+    lines = (tmp_path / "o.jsonl").read_bytes().rstrip(b"\n").split(b"\n")
+    assert [json.loads(line)["text"] for line in lines] == [odd, odd]
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "p.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not UTF-8"):

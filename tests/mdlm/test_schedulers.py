@@ -266,6 +266,17 @@ def test_each_row_counts_its_own_masks():
         assert [both.trace.steps[row].tolist().count(step + 1) for step in range(len(counts))] == counts
 
 
+@pytest.mark.parametrize("alg", ["maskgit_plus", "origin"])
+def test_without_a_number_of_steps_each_row_has_as_many_as_masks(alg):
+    short, long = [3, 1, 5], [3, MASK, MASK, MASK, MASK, 5]
+    settings = {"max_new_tokens": 2, "allow_masks_in_prompt": True, "seed": 0}
+    both = generate(DreamSchedule(alg=alg), prompts=[short, long], **settings)
+    assert both.row_steps[0] <= 2
+    if alg == "maskgit_plus":
+        alone = generate(DreamSchedule(alg=alg), prompts=[short], **settings)
+        assert both.trace.steps[0, 3:].tolist() == alone.trace.steps[0].tolist()
+
+
 def test_origin_moves_each_mask_by_itself_with_the_probability_of_its_time():
     steps, rows, new = 4, 100, 40
     script = Script([1] * new, [1.0] * new)

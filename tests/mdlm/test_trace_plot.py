@@ -34,6 +34,14 @@ def test_each_position_shows_its_step():
     assert len(axis.patches) == 12
 
 
+def test_signs_that_no_font_has_become_dots_and_dollars_are_no_formula(recwarn):
+    signs = ["\x00", "a\x07", "\x1b[31m", "$", "$x$"]
+    figure = trace_picture({"x": decoded()}, signs=[*signs, "\u200b"], title="$5 and $")
+    figure.canvas.draw()
+    assert [text.get_text() for text in figure.axes[0].texts[-6:]] == ["·", "a·", "·[…", "$", "$x$", "·"]
+    assert not recwarn.list
+
+
 def test_what_the_eos_rule_filled_is_empty():
     steps = torch.tensor([[-1, -1, 1, 2, 0, 0]])
     trace = DecodingTrace(steps=steps, logp=torch.zeros(1, 6, dtype=torch.float64), tokens=torch.zeros_like(steps))
