@@ -121,6 +121,7 @@ class DiffusionGenerationConfig:
                 self.temperature == 0 or 1e-30 <= self.temperature <= 1e30,  # float32 holds the quotients
                 "0, or 1e-30 to 1e30",
             ),
+            ("threshold", self.threshold, self.threshold is None or self.threshold == self.threshold, "a number"),
             ("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "at least 1, or None for no limit"),
             ("top_p", self.top_p, self.top_p is None or 0 < self.top_p <= 1, "in (0, 1], or None for no limit"),
             ("alg_temp", self.alg_temp, self.alg_temp is None or self.alg_temp >= 0, "0 or more"),
@@ -137,6 +138,11 @@ class DiffusionGenerationConfig:
             if getattr(self, name) not in kind.__args__:  # type: ignore[attr-defined]
                 names = ", ".join(kind.__args__)  # type: ignore[attr-defined]
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {names}: choose one of them")
+        if self.confidence_from not in (None, *Source.__args__):  # type: ignore[attr-defined]
+            raise InputError(
+                f"confidence_from is {self.confidence_from!r}, expected raw or filtered, or None for the schedule's own: "
+                "choose one of them"
+            )
 
 
 @dataclass(kw_only=True)
