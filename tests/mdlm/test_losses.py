@@ -349,3 +349,20 @@ def test_what_cannot_be_trained_is_refused():
         log_likelihood(tiny(), torch.tensor([1]), torch.zeros(0, dtype=torch.long))
     with pytest.raises(InputError, match="span"):
         mask_rates(3, span=(0.5, 0.5))
+
+
+def test_ids_of_any_integer_type_cost_the_same():
+    model, ids = tiny(), torch.randint(0, 37, (2, 9), generator=torch.Generator().manual_seed(1))
+    response = torch.arange(9).expand(2, 9) >= 4
+
+    def cost(ids: Tensor) -> float:
+        seeded = torch.Generator().manual_seed(0)
+        return masked_diffusion_loss(model, ids, response, generator=seeded).item()
+
+    assert cost(ids.int()) == cost(ids)
+
+
+def test_a_block_of_no_tokens_is_refused_where_the_model_has_blocks_too():
+    model = tiny(attention="block", block_size=4)
+    with pytest.raises(InputError, match="a block size of 0"):
+        block_diffusion_loss(model, torch.ones(1, 8, dtype=torch.int64), 4, block_size=0)

@@ -228,6 +228,8 @@ def test_a_canvas_longer_than_the_model_is_refused():
     assert run(model, canvas(), position_ids=torch.arange(12)[None] % 10).isfinite().all()
     with pytest.raises(InputError, match="position_ids must cover the whole canvas of 12"):
         run(tiny(), canvas(), position_ids=torch.arange(11)[None])
+    with pytest.raises(InputError, match="in 1 or 2 rows, got the shape"):
+        run(tiny(), canvas(2), position_ids=torch.arange(12).expand(3, 12))
 
 
 def test_a_region_needs_a_cache():

@@ -102,6 +102,11 @@ def test_temperature_comes_before_the_filters():
     assert kept(filter_logits(p, temperature=5.0, top_p=0.9)) == [[0, 1, 2]]
 
 
+def test_half_precision_is_divided_in_single():
+    logits = torch.tensor([[20.0, 19.875, 3.0]], dtype=torch.bfloat16)
+    assert torch.equal(filter_logits(logits, temperature=0.7), logits.float() / 0.7)
+
+
 # --- confidences
 
 

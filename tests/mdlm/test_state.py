@@ -34,7 +34,6 @@ from .tiny import MASK, tiny  # noqa: E402
         ({"max_new_tokens": 4, "temperature": 1e-40}, "temperature is 1e-40"),
         ({"max_new_tokens": 4, "temperature": float("inf")}, "temperature is inf"),
         ({"max_new_tokens": 4, "threshold": float("nan")}, "threshold is nan"),
-        ({"max_new_tokens": 4, "confidence_from": "logits"}, "confidence_from is 'logits'"),
         ({"max_new_tokens": 4, "top_k": 0}, "top_k is 0"),
         ({"max_new_tokens": 4, "top_p": 0.0}, "top_p is 0.0"),
         ({"max_new_tokens": 4, "top_p": 1.5}, "top_p is 1.5"),
@@ -45,6 +44,13 @@ from .tiny import MASK, tiny  # noqa: E402
 def test_a_value_out_of_its_range_is_named(wrong, says):
     with pytest.raises(InputError, match=says):
         DiffusionGenerationConfig(**wrong)
+
+
+def test_a_source_of_confidence_that_is_none_is_named():
+    config = DiffusionGenerationConfig(max_new_tokens=4)
+    config.confidence_from = "logits"
+    with pytest.raises(InputError, match="confidence_from is 'logits', expected raw or filtered"):
+        config.__post_init__()
 
 
 def test_only_infilling_needs_no_new_tokens():

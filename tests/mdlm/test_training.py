@@ -115,3 +115,5 @@ def test_what_is_no_plan_or_another_models_state_is_refused(tmp_path: Path):
     training.save(tmp_path / "state.safetensors")
     with pytest.raises(InputError, match="another model"):
         Training(nn.Sequential(nn.Linear(3, 2)), TrainingPlan(steps=3, lr=0.1)).restore(tmp_path / "state.safetensors")
+    with pytest.raises(InputError, match="of another size"):
+        Training(nn.Linear(9, 7), TrainingPlan(steps=3, lr=0.1)).restore(tmp_path / "state.safetensors")
