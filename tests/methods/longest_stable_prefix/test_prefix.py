@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay._errors import InputError
@@ -118,8 +118,9 @@ def test_the_vectorised_rule_is_the_rule_told_place_by_place(case, rule):
     assert found.length <= len(margins)
 
 
+@settings(max_examples=50)
 @given(
-    rows=st.lists(cases, min_size=1, max_size=4),
+    rows=st.lists(cases, min_size=1, max_size=3),
     rule=rules,
     fixed=st.none() | st.integers(-1, 5).map(float),
     use=st.tuples(st.booleans(), st.booleans(), st.booleans()),

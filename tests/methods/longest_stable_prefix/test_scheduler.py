@@ -94,10 +94,10 @@ def test_everything_at_once_is_greedy_decoding_of_one_forward():
 def test_one_token_a_step_is_sequential_decoding(shift):
     model = tiny(logit_shift=shift)
     ours = diffusion_generate(
-        model, PROMPT, config(20, eos_policy="none"), LongestStablePrefix(1 / 20, 1 / 20, delimiters=None)
+        model, PROMPT, config(12, eos_policy="none"), LongestStablePrefix(1 / 12, 1 / 12, delimiters=None)
     )
-    theirs = diffusion_generate(model, PROMPT, config(20, eos_policy="none"), Sequential())
-    assert ours.forwards == 20
+    theirs = diffusion_generate(model, PROMPT, config(12, eos_policy="none"), Sequential())
+    assert ours.forwards == 12
     assert torch.equal(ours.sequences, theirs.sequences)
 
 
@@ -177,8 +177,8 @@ def test_ragged_rows_equal_their_single_runs(policy, shift):
 
 def test_equal_seeds_draw_equal_texts():
     def run(seed):
-        settings = config(24, temperature=1.0, seed=seed)
-        return diffusion_generate(tiny(), PROMPTS, settings, LongestStablePrefix(delimiters=None)).sequences
+        settings = config(12, temperature=1.0, seed=seed)
+        return diffusion_generate(tiny(), PROMPTS[:2], settings, LongestStablePrefix(delimiters=None)).sequences
 
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
