@@ -520,3 +520,27 @@ def test_smollm2_is_converted_by_its_name_and_keeps_its_logits():
     assert (aligned[1:] - raw[:-1])[:, others].abs().max() < 1e-3 * raw.std()
     rows = source.model.embed_tokens.weight
     assert torch.allclose(model.model.embed_tokens.weight[4], rows.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("model.safetensors.index.json", '{"weight_map": {"a"', "is no JSON"),
+        ("model.safetensors.index.json", "{}", "names no weights"),
+        ("config.json", "[1]", "holds a list, expected a JSON object"),
+        ("tokenizer.json", '{"added', "is no JSON"),
+    ],
+)
+def test_a_file_that_was_cut_short_is_named(tmp_path, name, text, says):
+    tiny(attention="block", block_size=4, qk_norm="head").export_family("sdar", tmp_path / "sdar")
+    (tmp_path / "sdar" / name).write_text(text)
+    with pytest.raises(InputError, match=f"{name} {says}"):
+        MaskedDiffusionLM.from_checkpoint(tmp_path / "sdar")
+
+
+def test_a_block_of_no_tokens_is_not_the_released_one(tmp_path):
+    tiny(attention="block", block_size=8, qk_norm="head").export_family("sdar", tmp_path / "sdar")
+    assert MaskedDiffusionLM.from_checkpoint(tmp_path / "sdar").config.block_size == 8
+    assert MaskedDiffusionLM.from_checkpoint(tmp_path / "sdar", block_size=2).config.block_size == 2
+    with pytest.raises(InputError, match="block_size of at least 1, got 0"):
+        MaskedDiffusionLM.from_checkpoint(tmp_path / "sdar", block_size=0)

@@ -146,3 +146,9 @@ def test_a_policy_that_is_asked_for_more_than_it_computes_takes_more_forwards():
 
     shapes = Counted().shapes(torch.tensor([1, 2, 2, 2, 2]), 3, Narrow())
     assert [shape.computed for shape in shapes] == [8, 2, 2]
+
+
+def test_what_the_eos_rule_filled_stays_filled_in_a_longer_trace():
+    steps = torch.tensor([2, 1, 0])
+    assert scaled_trace(steps, 2).tolist() == [2, 2, 1, 1, 0, 0]
+    assert scaled_trace(steps, 2, as_many_a_step=True).tolist() == [3, 4, 1, 2, 0, 0]

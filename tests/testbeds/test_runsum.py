@@ -176,3 +176,13 @@ def test_what_does_not_exist_is_named():
         runsum.problems("easy", 51, tuning=True)
     with pytest.raises(InputError, match="'x' is no sign"):
         runsum.tokens("+2x;")
+
+
+def test_prompts_of_another_shape_are_refused_and_of_another_integer_type_solved():
+    listed = runsum.problems("easy", 3)
+    for wrong in (listed.prompts[0], listed.prompts[:, :-1]):
+        with pytest.raises(InputError, match="have the shape"):
+            runsum.solve(wrong)
+    assert torch.equal(runsum.solve(listed.prompts.int()), listed.answers)
+    with pytest.raises(ValueError, match="shorter"):
+        runsum.exact_match(listed.prompts, listed.answers[:2])

@@ -97,7 +97,7 @@ def from_checkpoint(
         if family == "llada":  # the released code gives its norms a bias with include_bias; some exports do not
             fields["norm_bias"] = "model.transformer.ln_f.bias" in shapes
         if family == "sdar":
-            fields["block_size"] = block_size or raw.get("block_size") or _SDAR_BLOCK
+            fields["block_size"] = (raw.get("block_size") or _SDAR_BLOCK) if block_size is None else block_size
         config = MDLMConfig(**fields, source_family=family)
     else:
         known = ", ".join(DIFFUSION_FAMILIES)
@@ -215,14 +215,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
     place = folder / "config.json"
     if not place.is_file():
         raise InputError(f"{folder} is no checkpoint: a folder with config.json and model.safetensors is expected")
-    try:
-        raw = json.loads(place.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{place} is no JSON ({error}): download it again") from error
+    raw = _read_json(place)
     if raw.get("quantization_config"):
         raise UnsupportedCheckpointError(
             f"{place} has a quantization_config: use the checkpoint's full-precision weights"
         )
+    return raw
+
+
+def _read_json(place: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(place.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{place} is no JSON ({error}): download it again") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{place} holds a {type(raw).__name__}, expected a JSON object: download it again")
     return raw
 
 
@@ -240,7 +247,10 @@ def _family(raw: Mapping[str, Any]) -> str:
 def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        named = _read_json(index).get("weight_map")
+        if not named:
+            raise InputError(f"{index} names no weights under 'weight_map': download it again")
+        names = sorted(set(named.values()))
     elif (folder / "model.safetensors").is_file():
         names = ["model.safetensors"]
     else:
@@ -446,6 +456,7 @@ def _read_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
         bias_for_layer_norm=(None, False),
         multi_query_attention=(None, False),
         clip_qkv=(None,),
+        rope_scaling=(None,),
     )
     if raw.get("attention_layer_norm"):
         _demand(raw, attention_layer_norm_with_affine=(True,))
@@ -679,7 +690,7 @@ def _token_id(folder: Path, token: str) -> int | None:
     )
     for name, ids in places:
         if (folder / name).is_file():
-            known = ids(json.loads((folder / name).read_text(encoding="utf-8")))
+            known = ids(_read_json(folder / name))
             if token in known:
                 return known[token]
     return None

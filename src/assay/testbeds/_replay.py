@@ -79,7 +79,8 @@ def scaled_trace(steps: Int[Tensor, " answer"], factor: int, *, as_many_a_step: 
     longer = steps.repeat_interleave(factor)
     if not as_many_a_step:
         return longer
-    return (longer - 1) * factor + torch.arange(len(longer)) % factor + 1
+    apart = (longer - 1) * factor + torch.arange(len(longer)) % factor + 1
+    return torch.where(longer > 0, apart, 0)  # what the EOS rule filled stays so
 
 
 class ReplayTimer:

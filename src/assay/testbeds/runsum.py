@@ -84,6 +84,11 @@ def solve(prompts: Int[Tensor, "problems 35"]) -> Int[Tensor, "problems 40"]:
     InputError
         If a prompt is not one of this task: the message names the row.
     """
+    if prompts.ndim != 2 or prompts.shape[1] != PROMPT_LENGTH:
+        raise InputError(
+            f"prompts have the shape {tuple(prompts.shape)}, expected (problems, {PROMPT_LENGTH}): one row a problem"
+        )
+    prompts = prompts.long()
     start = prompts[:, 1]
     slots = prompts[:, 2:-1].unflatten(1, (SLOTS, SLOT))
     sign, operand = slots[..., 0], slots[..., 1]
@@ -147,7 +152,9 @@ def exact_match(
     prompts: Int[Tensor, "problems 35"], answers: Int[Tensor, "problems length"]
 ) -> Bool[Tensor, " problems"]:
     """Which answers are exactly right: the main measure (`RunsumScore.exact` of each row)."""
-    return torch.tensor([check(prompt, answer).exact for prompt, answer in zip(prompts, answers)], dtype=torch.bool)
+    return torch.tensor(
+        [check(prompt, answer).exact for prompt, answer in zip(prompts, answers, strict=True)], dtype=torch.bool
+    )
 
 
 def _reads_as_answer(given: Sequence[int]) -> bool:
