@@ -159,10 +159,10 @@ PROMPTS = [torch.arange(1, 1 + n) for n in (5, 2, 9, 5)]
 @pytest.mark.parametrize("policy", [NoCache, PrefixAbsorbCache, lambda: PrefixAbsorbCache("immediate", horizon=9)])
 @pytest.mark.parametrize("shift", [False, True])
 def test_ragged_rows_equal_their_single_runs(policy, shift):
-    model = tiny(seed=3, logit_shift=shift)
+    model = tiny(seed=6, logit_shift=shift)
 
     def run(prompts):
-        return diffusion_generate(model, prompts, config(24), LongestStablePrefix(delimiters=[1, 4, 9]), policy())
+        return diffusion_generate(model, prompts, config(12), LongestStablePrefix(delimiters=[1, 4, 9]), policy())
 
     together = run(PROMPTS)
     assert len(set(together.row_forwards.tolist())) > 1  # rows of different pace
