@@ -1,7 +1,7 @@
 """LSP's own cost beside a forward, and its wall-clock against a static schedule with a prompt cache at as many calls.
 
 A random model of d 768, 12 layers and a vocabulary of 49,152: time depends on shapes alone. 256 tokens behind a prompt of
-256, float32, two threads. Stability and snapping are off, so that a random model's calls are those of the decay.
+256, float32, one thread. Stability and snapping are off, so that a random model's calls are those of the decay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from assay.methods.longest_stable_prefix._prefix import PrefixRule
 from assay.methods.longest_stable_prefix._scheduler import _margins
 from benchmarks._harness import Ratio, interleaved
 
-THREADS, VOCABULARY, PROMPT, ANSWER, ROUNDS = 2, 49_152, 256, 256, 2
+THREADS, VOCABULARY, PROMPT, ANSWER, ROUNDS = 1, 49_152, 256, 256, 2
 
 
 def _model() -> MaskedDiffusionLM:
@@ -62,7 +62,7 @@ def _generation() -> list[Ratio]:
     seconds = interleaved({"ours": ours, "static": static}, rounds=ROUNDS, warmup=0)
     a, b = outputs["ours"], outputs["static"]
     work, time = b.token_forwards / a.token_forwards, seconds["static"] / seconds["ours"]
-    sizes = f"T {PROMPT + ANSWER}, N {ANSWER}, d 768 x 12, V {VOCABULARY}, {THREADS} threads"
+    sizes = f"T {PROMPT + ANSWER}, N {ANSWER}, d 768 x 12, V {VOCABULARY}, {THREADS} thread"
     bound = PROMPT + ANSWER / 0.25 + ANSWER
     return [
         Ratio(
