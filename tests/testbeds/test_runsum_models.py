@@ -77,7 +77,7 @@ def test_the_shipped_start_has_much_to_learn_from(untrained):
     )
     written = diffusion_generate(model, tasks, config).sequences[:, runsum.PROMPT_LENGTH :]
     shares = runsum.exact_match(tasks, written).double().view(24, 8).mean(1)
-    assert 4 <= int(((shares >= 0.2) & (shares <= 0.8)).sum())
+    assert int(((shares >= 0.2) & (shares <= 0.8)).sum()) >= 4
 
 
 def test_the_shipped_guider_is_a_causal_model_that_knows_the_task(untrained):
