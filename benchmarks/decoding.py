@@ -2,10 +2,12 @@
 
 The main model of seed 0, the first 50 problems of each split, decoded one by one on one thread as a user would wait for
 them. A table, not a contest with bars: a study judges its own method, and this is where they stand side by side.
+``python -m benchmarks.decoding FILE`` draws one answer, scheduler by scheduler.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,13 +18,16 @@ import torch
 from assay.mdlm import (
     CachePolicy,
     DiffusionGenerationConfig,
+    DreamSchedule,
     DualCache,
     LowConfidenceDynamic,
     LowConfidenceStatic,
     NoCache,
     PrefixCache,
     Scheduler,
+    Sequential,
     diffusion_generate,
+    trace_picture,
 )
 from assay.methods.freecache_guided_diffusion import ARGuider, FreeCache, GuidedScheduler
 from assay.methods.longest_stable_prefix import LongestStablePrefix, PrefixAbsorbCache
@@ -100,3 +105,31 @@ def measure() -> list[Ratio]:
         return [_decoded(row, model, split) for split in ("easy", "hard") for row in _rows()]
     finally:
         torch.set_num_threads(before)
+
+
+def picture(path: str) -> None:
+    """Draw at which step each scheduler commits each position of one hard run sum; wrong answers are named so."""
+    guider = ARGuider(load("runsum-guider"))
+    strips: dict[str, tuple[Scheduler, dict[str, Any]]] = {
+        "Sequential": (Sequential(), {}),
+        "static, 40 steps": (LowConfidenceStatic(), {}),
+        "static, 8 steps": (LowConfidenceStatic(), {"steps": 8}),
+        "Dream, 8 steps": (DreamSchedule(), {"steps": 8}),
+        "dynamic 0.9": (LowConfidenceDynamic(0.9), {}),
+        "Longest Stable Prefix": (_lsp(), {}),
+        "the same, tau_floor 3": (_lsp(tau_floor=3.0), {}),
+        "guided": (GuidedScheduler(guider), {}),
+    }
+    model, problem = load("runsum-dlm"), runsum.problems("hard", 1)
+    drawn = {}
+    for name, (scheduler, settings) in strips.items():
+        config = DiffusionGenerationConfig(max_new_tokens=runsum.ANSWER_LENGTH, seed=0, return_trace=True, **settings)
+        out = diffusion_generate(model, problem.prompts, config, scheduler)
+        right = bool(runsum.exact_match(problem.prompts, out.sequences[:, out.canvas_start :]).all())
+        drawn[name if right else f"{name} (wrong)"] = out
+    signs = list(runsum.text(problem.answers[0]))
+    trace_picture(drawn, signs=signs, title=runsum.text(problem.prompts[0])).savefig(path)
+
+
+if __name__ == "__main__":
+    picture(*sys.argv[1:])
