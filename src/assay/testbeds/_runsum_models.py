@@ -2,9 +2,9 @@
 
 Stage A teaches a causal model the task. Stage B turns it into a masked diffusion model (trained so from nothing, no
 result is ever learned: about one in six is masked while its left neighbour is visible). Stage C, the *main* model,
-continues B with a prompt that in half of the batches does not see the answer. B routes partial results through the
-prompt's columns, which a prompt cache then freezes; C has the property that caches presuppose (a prompt whose keys and
-values barely change) without any change to inference. Both are studied: *plain* shows what happens where the premise fails.
+continues B with a prompt that in half of the batches does not see the answer. B may keep partial results in the
+prompt's columns, which a prompt cache then freezes; C is trained to have the property that caches presuppose (a prompt
+whose keys and values barely change) without any change to inference. Both are studied; *plain* is B trained to its end.
 """
 
 import hashlib

@@ -224,7 +224,7 @@ def kv_drift(kept: RegionCache, fresh: RegionCache, columns: Bool[Tensor, "B T"]
 
     Notes
     -----
-    A mean cosine near one is no proof of safety: a model whose cosine was .987 lost a third of its answers to the cache.
+    A mean cosine near one is no proof of safety: it is a mean over columns, and a few of them may decide an answer.
     """
     if not bool(columns.any()):
         raise InputError("no column is to be compared: give at least one")

@@ -268,7 +268,7 @@ def main(trial: Trial) -> dict[Any, dict[str, Any]]:
     quick=False,
 )  # fmt: skip
 def plain(trial: Trial) -> dict[Any, dict[str, Any]]:
-    """The same by a model that routes partial results through the prompt's columns, which a cache then freezes."""
+    """The same by a model whose prompt may depend on its answer, which a cache then does not see."""
     problems = problems_of(("easy", "hard"), trial["problems"])
     decoder = Decoder("runsum-dlm-plain", trial.seed, problems.prompts)
     return {cell: measured(decoder(cell.arm), problems) for cell in trial.progress(list(trial.cells()))}
