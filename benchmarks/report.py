@@ -51,7 +51,7 @@ def _check(dice: random.Random, m: int, claims: int, seeds: int, arms: int, step
         verdicts.append(
             SimpleNamespace(
                 id=f"claim-{i}", verdict=word, reported=cards[-1].reported, effect=effect, interval=interval, bar=bar,
-                seeds=len(values), per_seed=values, note="The widest interval is over the cases.",
+                seeds=len(values), per_seed=values, left_out=False, note="The widest interval is over the cases.",
                 conditions=conditions if effect is not None else [],
             )
         )  # fmt: skip

@@ -17,7 +17,7 @@ def verdict(
 ) -> Any:
     made = SimpleNamespace(
         id=id, verdict=word, reported=reported, effect=effect, interval=interval, bar=bar, seeds=len(per_seed),
-        per_seed=list(per_seed), note=note, conditions=list(conditions),
+        per_seed=list(per_seed), note=note, conditions=list(conditions), left_out=False,
     )  # fmt: skip
     made.to_json = lambda: {
         **{k: v for k, v in vars(made).items() if k not in ("conditions", "to_json")},

@@ -24,6 +24,7 @@ class Experiment:
     inputs: dict[str, str] = field(default_factory=dict)
     derived_arms: tuple[str, ...] = ()
     overridden: tuple[str, ...] = ()
+    narrowed: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 def claim(holds_if=(), **keys: Any) -> Claim:

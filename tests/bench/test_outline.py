@@ -141,12 +141,14 @@ def test_a_scale_narrows_and_overrides_replace(tmp_path):
     assert quick.axes == {"delta": (0.1, 0.2, 0.3), "corpus": ("a",)}
     assert quick.settings == {"steps": 5, "sign": -1}
     assert quick.inputs == {"model": "m"}
+    assert quick.narrowed == {"corpus": ("b",)}
     full = race.at_scale("full", seeds=2, overrides={"steps": "7", "delta": "0.5"}, inputs={"corpus": "x.txt,y.txt"})
     assert full.arms == ("good", "bad", "third")
     assert full.seeds == (0, 1)
     assert full.axes == {"delta": (0.5,), "corpus": ("x.txt", "y.txt")}
     assert full.settings["steps"] == 7
     assert full.overridden == ("steps=7", "delta=0.5", "corpus=x.txt,y.txt")
+    assert full.narrowed == {}  # what a user chose is named as such
     assert race.at_scale("paper") is None
     assert race.at_scale("full", overrides={"steps": "100"}).overridden == ()
 

@@ -110,6 +110,16 @@ def test_a_run_on_its_own_terms_says_so_and_repeats_them():
     assert "assay check racs-alice --scale full --only pretrain --seeds 3 --set 'text=a b'" in text
 
 
+def test_what_quick_leaves_out_is_repeated_at_the_full_scale_and_a_reason_is_said_once():
+    one = checks.sample()[2]
+    one.verdicts[0].left_out = True
+    claim, verdict = one.card.claims[1], one.verdicts[1]
+    claim.testable, claim.because, verdict.note = "no", "it needs a telescope", "it needs a telescope"
+    text = render([one], now=NOW)
+    assert "assay check uncertain-imputation --scale full --only coverage" in words(text)
+    assert words(text).count("it needs a telescope") == 1
+
+
 def test_one_method_twice_has_two_addresses():
     twins = [checks.sample()[1] for _ in range(3)]
     twins[0].scale = "quick"

@@ -215,6 +215,8 @@ def test_without_the_device_it_is_not_testable_and_with_other_data_it_is_open():
 def test_an_experiment_that_the_scale_leaves_out_leaves_its_claims_open():
     verdict = judge(claim("x[a] < 1"), None)
     assert (verdict.verdict, verdict.note) == ("open", "its experiment is not run at this scale")
+    assert verdict.left_out
+    assert verdict.to_json()["left_out"] is True
 
 
 def test_a_report_is_measured_and_has_no_bar():
@@ -403,9 +405,20 @@ def test_values_and_arms_that_are_not_run_here_leave_the_claim_open():
         verdict = decide(experiment, measures, **keys)
         assert verdict.verdict == "open"
         assert "table=bio is not run here (table is house)" in verdict.note
+        assert verdict.left_out == (verdict.effect is None)
     verdict = decide(experiment, measures, "x[a] < x[c]")
     assert "missing (the arm is not run at this scale)" in verdict.note
-    assert decide(experiment, measures, "x[a] < x[b]", each="table").verdict == "holds"
+    assert verdict.left_out
+    verdict = decide(experiment, measures, "x[a] < x[b]", each="table")
+    assert (verdict.verdict, verdict.left_out, verdict.note) == ("holds", False, "")
+    assert "left_out" not in verdict.to_json()
+
+
+def test_every_value_is_every_value_that_the_scale_runs_and_the_note_names_the_others():
+    experiment = Experiment(("a", "b"), {"table": ("house",)}, narrowed={"table": ("bio", "wine")})
+    verdict = decide(experiment, gap(-100), "x[a] < x[b]", each="table")
+    assert (verdict.verdict, verdict.note) == ("holds", "without table=bio, wine, which the full study has")
+    assert decide(experiment, gap(-100), "x[a] < x[b]").note == ""
 
 
 def test_a_run_off_its_defaults_says_so():

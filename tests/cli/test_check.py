@@ -152,7 +152,7 @@ def test_a_missing_package_names_the_extra_to_install(assay, tmp_path, tiny):
     said = assay("check", "tiny-mean", ASSAY_METHODS=str(folder))
     assert said.status == 2
     assert said.err == (
-        "assay: tiny-mean needs the package 'no_such_package', which is not installed: pip install \"assay[tables]\"\n"
+        "assay: tiny-mean needs the package 'no_such_package', which is not installed: pip install -e \".[tables]\"\n"
     )
 
 

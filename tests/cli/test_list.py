@@ -48,7 +48,7 @@ def test_show_tells_paper_use_needs_and_claims(assay):
     said = assay("show", "tiny-mean").out
     for part in (
         "On the mean. Nowhere 2026, arXiv:0000.00000",
-        'pip install "assay[tables]"',
+        'pip install -e ".[tables]"',
         "from assay.methods.tiny_mean import mean",
         "assay run tiny-mean --table FILE --column price",
         "not measured  The mean is closer to the truth than the first number.",

@@ -36,7 +36,7 @@ def test_doctor_names_the_pip_line_of_what_is_missing(assay, monkeypatch, capsys
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "lacks scikit-learn" in said
-    assert 'pip install "assay[tables]"' in said
+    assert 'pip install -e ".[tables]"' in said
 
 
 def test_an_extra_brings_the_extras_inside_it():

@@ -60,7 +60,7 @@ def test_a_missing_package_names_the_extra_to_install(assay, table):
     assert said.status == 2
     assert (
         said.err
-        == "assay: tiny-mean needs the package 'no_such_package', which is not installed: pip install \"assay[tables]\"\n"
+        == "assay: tiny-mean needs the package 'no_such_package', which is not installed: pip install -e \".[tables]\"\n"
     )
 
 

@@ -74,11 +74,23 @@ def test_numbers_in_text_form_are_read():
 )
 def test_what_the_scale_leaves_out_is_named_at_the_end_in_short(note):
     claims = [claim(id="small"), claim(id="large")]
-    left = result(id="large", verdict="open", effect=None, interval=None, bar=None, conditions=[], note=note)
+    left = result(
+        id="large", verdict="open", effect=None, interval=None, bar=None, conditions=[], note=note, left_out=True
+    )
     lines = verdict_table(claims, {"small": result(id="small"), "large": left}).splitlines()
     assert lines[0].startswith("holds")
     assert lines[-2:] == ["at a larger scale only", " " * 14 + "large"]
     assert note not in "\n".join(lines)
+
+
+def test_a_reason_that_stands_above_is_not_repeated():
+    claims = [
+        claim(id="one", testable="scaled", because="a small model"),
+        claim(id="two", testable="scaled", because="a small model"),
+        claim(id="three", testable="scaled", because="another"),
+    ]
+    table = verdict_table(claims, {c.id: result(id=c.id) for c in claims})
+    assert [table.count(f"scaled, in the full study: {why}") for why in ("a small model", "another")] == [1, 1]
 
 
 def test_what_is_missing_for_another_reason_keeps_its_row():

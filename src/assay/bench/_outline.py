@@ -67,6 +67,9 @@ class ScaledExperiment:
     derive: str | None
     overridden: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
+    narrowed: Mapping[str, tuple[Value, ...]] = field(
+        default_factory=dict
+    )  # values of an axis that the scale leaves out
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,11 @@ class ExperimentOutline:
             derive=self.derive,
             overridden=tuple(overridden),
             replaced=tuple(replaced),
+            narrowed={
+                name: rest
+                for name, values in axes.items()
+                if name not in replaced and (rest := tuple(v for v in self.axes.get(name, ()) if v not in values))
+            },
         )
 
 

@@ -237,6 +237,7 @@ def _claim(verdict: Any, claim: Any, result: Any, flags: Sequence[str]) -> _Clai
         else ""
     )
     reported = verdict.reported or ""
+    scale = "full" if verdict.left_out and result.scale == "quick" else result.scale
     return _Claim(
         id=verdict.id,
         says=says,
@@ -251,10 +252,10 @@ def _claim(verdict: Any, claim: Any, result: Any, flags: Sequence[str]) -> _Clai
         forest=forest_row(verdict.verdict, effect, interval, bar, direction, plain),
         strip=seed_strip(verdict.verdict, plain, effect, interval, bar) if plain else Markup(""),
         per_seed=[(str(s), figure(v, places(interval))) for s, v in zip(seeds, per_seed)] if plain else [],
-        note=verdict.note or "",
+        note="" if verdict.note == because else verdict.note or "",
         conditions=[_condition(c) for c in verdict.conditions],
         in_cells=any(c.cell for c in verdict.conditions),
-        command=shlex.join(["assay", "check", result.method, "--scale", result.scale, *only, *flags]),
+        command=shlex.join(["assay", "check", result.method, "--scale", scale, *only, *flags]),
         experiment=experiment,
         search=" ".join((verdict.id, says, reported, experiment)).lower(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,6 +20,7 @@ Word = Literal["holds", "fails", "open", "measured", "not testable here"]
 Interval = tuple[float, float]
 FEWEST_SEEDS = 3
 LEVEL = 0.95
+NOT_RUN = re.compile(r"\bis not run (at this scale|here)\b")  # as a missing arm or value of an axis is reported
 
 
 class Scaled(Protocol):
@@ -40,6 +42,8 @@ class Scaled(Protocol):
     def seeds(self) -> Sequence[int]: ...
     @property
     def overridden(self) -> Sequence[str]: ...
+    @property
+    def narrowed(self) -> Mapping[str, Sequence[Value]]: ...
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ class Verdict:
         How many seeds the deciding condition rests on.
     per_seed
         Its effect under each seed of the scale; None where a trial lacks.
+    left_out
+        The scale runs no experiment, arm or value that the claim is about: it is open because nobody asked.
     """
 
     id: str
@@ -102,9 +108,11 @@ class Verdict:
     per_seed: tuple[float | None, ...] = ()
     note: str = ""
     conditions: tuple[ConditionResult, ...] = ()
+    left_out: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As in a result file: ``nan`` and infinities as text."""
+        """As in a result file: ``nan`` and infinities as text; ``left_out`` stands there where it is so."""
+        left_out = {"left_out": True} if self.left_out else {}
         return {
             "id": self.id,
             "verdict": self.verdict,
@@ -116,6 +124,7 @@ class Verdict:
             "per_seed": [_number(x) for x in self.per_seed],
             "note": self.note,
             "conditions": [c.to_json() for c in self.conditions],
+            **left_out,
         }
 
 
@@ -139,7 +148,7 @@ def judge(claim: Claim, evidence: Evidence | None) -> Verdict:
     if claim.testable == "no":
         return Verdict(claim.id, "not testable here", claim.reported, note=claim.because or "")
     if evidence is None:
-        return Verdict(claim.id, "open", claim.reported, note="its experiment is not run at this scale")
+        return Verdict(claim.id, "open", claim.reported, note="its experiment is not run at this scale", left_out=True)
     if evidence.blocked is not None:
         word: Word = "open" if "replaced" in evidence.blocked else "not testable here"
         return Verdict(claim.id, word, claim.reported, note=f"not measured: {evidence.blocked}")
@@ -154,6 +163,9 @@ def judge(claim: Claim, evidence: Evidence | None) -> Verdict:
     if len(data.seeds) < FEWEST_SEEDS:
         problems.add(f"{len(data.seeds)} of at least {FEWEST_SEEDS} seeds")
     remarks = [f"with {', '.join(evidence.experiment.overridden)}"] if evidence.experiment.overridden else []
+    for axis, named in claim.each:
+        if named is None and (rest := evidence.experiment.narrowed.get(axis)):
+            remarks.append(f"without {axis}={', '.join(map(str, rest))}, which the full study has")
     if claim.report is not None:
         return _reported(claim, by_cell, problems, remarks)
     return _decided(claim, by_cell, absent, problems, remarks)
@@ -301,8 +313,10 @@ def _verdict(
         for m, word in zip(cell, own, strict=True)
     )
     note = "; ".join(dict.fromkeys(notes))
+    lacking = decisive is None or decisive.estimate is None
+    left_out = verdict == "open" and lacking and NOT_RUN.search(note) is not None
     if decisive is None:
-        return Verdict(claim.id, verdict, claim.reported, note=note, conditions=conditions)
+        return Verdict(claim.id, verdict, claim.reported, note=note, conditions=conditions, left_out=left_out)
     return Verdict(
         id=claim.id,
         verdict=verdict,
@@ -314,6 +328,7 @@ def _verdict(
         per_seed=tuple(decisive.per_seed),
         note=note,
         conditions=conditions,
+        left_out=left_out,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay._extras import install_line
 from assay.bench._card import load_card
 from assay.bench._figures import duration, many
 from assay.bench._methods import method_folders
@@ -119,9 +120,11 @@ def summary(result: CheckResult, seconds: float, dry_run: bool = False) -> str:
         lines.append(wrap(f"{labels[0]}{more}: {why}", 14, first="failed"))
     verdicts = {verdict.id: verdict.to_json() for verdict in result.verdicts}
     tally = dict.fromkeys(VERDICTS, 0)
-    for verdict in verdicts.values():
-        tally[verdict["verdict"]] += 1
+    for verdict in result.verdicts:
+        tally[verdict.verdict] += not verdict.left_out
     said = spoken({word: n for word, n in tally.items() if n})
+    if later := sum(verdict.left_out for verdict in result.verdicts):
+        said += f", {later} at a larger scale only"
     claims = [claim for claim in result.card.claims if claim.id in verdicts]
     return "\n".join([*lines, "", verdict_table(claims, verdicts), "", wrap(f"{result.method}: {said}")])
 
@@ -136,9 +139,8 @@ def _measure(slug: str, **how: Any) -> CheckResult:
         missing = re.search(r"No module named '([^'.]+)", str(error))
         if missing is None or missing[1] == "assay" or "pip install" in str(error):
             raise
-        extras = ",".join(load_card(method_folder(slug)[1]).extras)
-        sentence = f'{slug} needs the package {missing[1]!r}, which is not installed: pip install "assay[{extras}]"'
-        raise ImportError(sentence) from error
+        line = install_line(*load_card(method_folder(slug)[1]).extras)
+        raise ImportError(f"{slug} needs the package {missing[1]!r}, which is not installed: {line}") from error
 
 
 def _methods(names: Sequence[str], everything: bool) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import assay
+from assay._extras import install_line
 from assay.bench._card import all_cards
 from assay.bench._check import cuda_devices
 from assay.bench._figures import many, size
@@ -51,7 +52,7 @@ def doctor(asked: argparse.Namespace) -> int:
     print()
     column = 2 + max(map(len, found["methods"]))
     for slug, row in found["methods"].items():
-        state = "ready" if not row["lacks"] else f'needs pip install "assay[{",".join(row["lacks"])}]"'
+        state = "ready" if not row["lacks"] else f"needs {install_line(*row['lacks'])}"
         print(f"{slug:<{column}}{state}")
     return 0
 
@@ -61,7 +62,7 @@ def look() -> dict[str, Any]:
     from assay.data._cache import cache, offline
 
     extras: dict[str, dict[str, Any]] = {
-        name: {"packages": packages, "install": f'pip install "assay[{name}]"'} for name, packages in _extras().items()
+        name: {"packages": packages, "install": install_line(name)} for name, packages in _extras().items()
     }
     complete = {name for name, row in extras.items() if all(package["good"] for package in row["packages"])}
     return {

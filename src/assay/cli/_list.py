@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from assay._errors import InputError
+from assay._extras import install_line
 from assay.bench._card import Card, all_cards, load_card
 from assay.bench._methods import method_folders
 from assay.bench._results import load_results, spoken, tally
@@ -75,7 +76,7 @@ def show(asked: argparse.Namespace) -> int:
     print()
     _about("paper", f"{card.paper.title}. {card.paper.venue}, {card.paper.id}")
     _about("fields", ", ".join(card.fields))
-    _about("needs", f'pip install "assay[{",".join(card.extras)}]"' if card.extras else "nothing beyond assay itself")
+    _about("needs", install_line(*card.extras) if card.extras else "nothing beyond assay itself")
     for takes in card.takes:
         _about("takes", f"{takes.kind}: {takes.command.replace('{path}', 'FILE')}")
     use = _use(folder)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from assay._errors import InputError
+from assay._extras import install_line
 from assay.bench._card import load_card
 from assay.cli._list import method_folder
 from assay.cli._parser import Parser, UsageError
@@ -37,9 +38,9 @@ def run(asked: argparse.Namespace) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "assay"):
             raise
-        extras = ",".join(load_card(folder).extras)
+        line = install_line(*load_card(folder).extras)
         raise ImportError(
-            f'{slug} needs the package {package!r}, which is not installed: pip install "assay[{extras}]"', name=package
+            f"{slug} needs the package {package!r}, which is not installed: {line}", name=package
         ) from error
     return 0
 

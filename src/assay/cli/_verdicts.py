@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,10 +23,11 @@ def verdict_table(claims: Sequence[Claim], results: Mapping[str, Mapping[str, An
         ``{claim id: verdict}`` in the form of a result file; a claim without one is "not measured".
     """
     words = {claim.id: _word(claim, results) for claim in claims}
-    later = [claim.id for claim in claims if _left_out(results.get(claim.id))]
+    later = [claim.id for claim in claims if results.get(claim.id, {}).get("left_out")]
     here = [claim for claim in claims if words[claim.id] != "not testable here" and claim.id not in later]
     elsewhere = [claim for claim in claims if words[claim.id] == "not testable here"]
-    parts = ["\n".join(_rows(claim, results.get(claim.id))) for claim in here]
+    said: set[str] = set()
+    parts = ["\n".join(_rows(claim, results.get(claim.id), said)) for claim in here]
     if later:
         parts.append(paint("at a larger scale only", "dim") + "\n" + wrap(", ".join(later), _INDENT))
     if elsewhere:
@@ -47,14 +47,8 @@ def _word(claim: Claim, results: Mapping[str, Mapping[str, Any]]) -> str:
     return "not testable here" if claim.testable == "no" else "not measured"
 
 
-def _left_out(result: Mapping[str, Any] | None) -> bool:
-    """Whether a claim is open because its scale runs no experiment, arm or value that it is about."""
-    if result is None or result["verdict"] != "open" or result["effect"] is not None:
-        return False
-    return re.search(r"\bis not run (at this scale|here)\b", result["note"] or "") is not None
-
-
-def _rows(claim: Claim, result: Mapping[str, Any] | None) -> Iterator[str]:
+def _rows(claim: Claim, result: Mapping[str, Any] | None, said: set[str]) -> Iterator[str]:
+    """The lines of a claim. What is in ``said`` stands above already, and is not repeated."""
     word = result["verdict"] if result else "not measured"
     sentence = wrap(claim.says, _INDENT, first=word)
     yield paint(sentence[:_INDENT], VERDICT_COLOURS.get(word, "dim")) + sentence[_INDENT:]
@@ -62,7 +56,8 @@ def _rows(claim: Claim, result: Mapping[str, Any] | None) -> Iterator[str]:
         yield wrap(measured(result), _INDENT)
     if claim.reported:
         yield paint(wrap(f"paper: {claim.reported}", _INDENT), "dim")
-    if claim.testable == "scaled" and claim.because:
+    if claim.testable == "scaled" and claim.because and claim.because not in said:
+        said.add(claim.because)
         yield paint(wrap(f"scaled, in the full study: {claim.because}", _INDENT), "dim")
     if result and result["note"]:
         yield wrap(result["note"], _INDENT)
