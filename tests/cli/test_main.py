@@ -4,9 +4,11 @@ import json
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -144,12 +146,25 @@ def test_a_card_with_an_unknown_key_is_named(assay, tmp_path, tiny):
     assert "Traceback" not in said.err
 
 
+def _stored(store: Path) -> int:
+    """How many trials a store holds."""
+    if not store.exists():
+        return 0
+    with closing(sqlite3.connect(store, timeout=10)) as opened:
+        try:
+            return opened.execute("SELECT COUNT(*) FROM rows WHERE kind = 'trial'").fetchone()[0]
+        except sqlite3.OperationalError:  # it was made this moment
+            return 0
+
+
 def test_ctrl_c_in_a_check_keeps_what_is_finished(assay):
     command = assay.command("check", "tiny-mean", "--only", "compare", "--set", "pause=0.7", "--seeds", "8")
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=assay.env, start_new_session=True
     )
-    time.sleep(3.5)
+    patience = time.monotonic() + 60
+    while _stored(Path(assay.env["ASSAY_HOME"]) / "assay.sqlite") == 0 and time.monotonic() < patience:
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all its processes
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
