@@ -69,7 +69,7 @@ def test_the_shipped_main_models_solve_both_splits(untrained, seed):
 def test_the_shipped_start_has_much_to_learn_from(untrained):
     model = load("runsum-dlm-start")
     exact, _ = dynamic(model, runsum.problems("easy", 64))
-    assert 0.3 < exact < 0.6
+    assert 0.3 < exact < 0.65
     # In many tasks some samples are right and some wrong: only those teach a policy anything.
     tasks = runsum.draw(24, "easy", 5).prompts.repeat_interleave(8, 0)
     config = DiffusionGenerationConfig(
