@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -92,6 +92,15 @@ class Row:
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     finished: float = 0.0
+
+
+class Stored(NamedTuple):
+    """Which code a job ran."""
+
+    key: str
+    method: str
+    name: str
+    fingerprint: str
 
 
 class Store:
@@ -214,6 +223,17 @@ class Store:
                 ).fetchall()
             found.update((row[0], _from_sql(row)) for row in rows)
         return found
+
+    def fingerprints(self) -> list[Stored]:
+        """Of every job, by which code it ran."""
+        with self._spoken():
+            found = self._db.execute("SELECT key, method, name, fingerprint FROM rows ORDER BY key").fetchall()
+        return [Stored(*row) for row in found]
+
+    def delete(self, key: str) -> None:
+        """Forget a job."""
+        with self._spoken():
+            self._db.execute("DELETE FROM rows WHERE key = ?", (key,))
 
     def rows(self, method: str | None = None, kind: str | None = "trial") -> Iterator[Row]:
         """All jobs of a kind (None: of every kind), of one method or of all, oldest first."""

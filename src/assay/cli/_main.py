@@ -24,6 +24,7 @@ _HANDLERS = {
     "report": "assay.cli._report:report",
     "export": "assay.cli._report:export",
     "data": "assay.cli._data:data",
+    "prune": "assay.cli._prune:prune",
     "doctor": "assay.cli._doctor:doctor",
     "completion": "assay.cli._completion:completion",
 }
@@ -151,6 +152,15 @@ def build_parser() -> Parser:
     v = verbs.add_parser("clean", help="delete downloads and captured tensors from the cache; measured trials are kept")
     v.add_argument("names", metavar="NAME", nargs="*", help="only these assets")
     v.add_argument("--yes", action="store_true", help="do not ask")
+
+    p = command(
+        "prune",
+        "delete stored trials whose code has changed since",
+        "No check reads them any more. What was measured with today's code is kept, and so are saved results.",
+        "assay prune --dry-run",
+    )
+    p.add_argument("--dry-run", action="store_true", help="say what would be deleted, and delete nothing")
+    p.add_argument("--yes", action="store_true", help="do not ask")
 
     p = command(
         "doctor",
