@@ -40,7 +40,7 @@ from ._slices import SliceBatch
 
 GROUP = 8  # responses a task
 RATE = 2e-4  # where none is tuned: the quick scale, the value model's run, larger blocks
-RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
 TUNING_SEED = 100  # not one of the study's
 TUNING_PROBLEMS = 256
 ROLLOUT = DiffusionGenerationConfig(
