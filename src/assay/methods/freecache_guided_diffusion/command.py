@@ -99,7 +99,7 @@ def generate(
     raw
         Do not put the prompt into the tokenizer's chat template.
     device, dtype
-        Where and in what the models run; auto: float32 on the CPU, else the checkpoint's own.
+        Where and in what the models run; auto: float32 on the CPU, else bfloat16.
     seed
         Of the draws, and of the training of a run-sum model.
 
