@@ -20,7 +20,7 @@ def verdict(
         per_seed=list(per_seed), note=note, conditions=list(conditions), left_out=False,
     )  # fmt: skip
     made.to_json = lambda: {
-        **{k: v for k, v in vars(made).items() if k not in ("conditions", "to_json")},
+        **{k: v for k, v in vars(made).items() if k not in ("conditions", "to_json", "left_out")},
         "conditions": [
             {k: getattr(c, k) for k in ("test", "cell", "effect", "interval", "bar")} for c in made.conditions
         ],
