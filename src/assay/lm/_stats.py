@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from assay._errors import InputError
 
 
 class LayerStats:
-    """Running second moments of the inputs of one Linear, and of how they differ from what the original network feeds it.
+    r"""Running second moments of the inputs of one Linear, and of how they differ from what the original network feeds it.
 
     With N tokens seen, x the input in the network that is being compressed and x_ref that of the original one on the same
     tokens,
@@ -32,6 +33,8 @@ class LayerStats:
     ----------
     H, Delta : (n, n)
         ``Delta`` stays zero where no reference is given.
+    mean_abs : (n,)
+        Mean of \|x\| by input.
     n
         Tokens seen.
 
@@ -45,6 +48,7 @@ class LayerStats:
             raise InputError(f"second moments in {dtype} lose what is small: use torch.float32 or torch.float64")
         self.H = torch.zeros(features, features, dtype=dtype, device=device)
         self.Delta = torch.zeros_like(self.H)
+        self.mean_abs = torch.zeros_like(self.H[0])
         self.n = 0
 
     @torch.no_grad()
@@ -86,6 +90,7 @@ class LayerStats:
         self.n += len(rows)
         scaled = rows * (2 / self.n) ** 0.5
         self.H.mul_(share).addmm_(scaled.T, scaled)
+        self.mean_abs.mul_(share).add_(rows.abs().sum(0), alpha=1 / self.n)
         if x_ref is not None:
             self.Delta.mul_(share).addmm_((reference * (2 / self.n) ** 0.5 - scaled).T, scaled)
         else:
@@ -100,11 +105,22 @@ class LayerStats:
         if both.n:
             both.H = (self.H * self.n + other.H.to(self.H) * other.n) / both.n
             both.Delta = (self.Delta * self.n + other.Delta.to(self.H) * other.n) / both.n
+            both.mean_abs = (self.mean_abs * self.n + other.mean_abs.to(self.H) * other.n) / both.n
         return both
+
+    def all_reduce(self) -> None:
+        """Make them, in place, the moments of what all processes of ``torch.distributed`` saw."""
+        count = torch.tensor(float(self.n), dtype=torch.float64, device=self.H.device)
+        own = float(self.n)
+        dist.all_reduce(count)
+        for part in (self.H, self.Delta, self.mean_abs):
+            part.mul_(own / max(float(count), 1.0))
+            dist.all_reduce(part)
+        self.n = int(count)
 
     def to(self, device: torch.device | str) -> LayerStats:
         """Move to a device, in place."""
-        self.H, self.Delta = self.H.to(device), self.Delta.to(device)
+        self.H, self.Delta, self.mean_abs = self.H.to(device), self.Delta.to(device), self.mean_abs.to(device)
         return self
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
