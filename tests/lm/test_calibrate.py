@@ -80,7 +80,7 @@ def test_both_streams_are_those_of_whole_forwards(offload):
         visit,
         offload=offload,
         dtype=torch.float64,
-        on_block=lambda i, n: done.append((i, n)),
+        on_block=lambda *said: done.append(said),
     )
     assert len(seen) == 14
     assert [name.split(".")[-1] for _, name in seen[:7]] == [
@@ -92,7 +92,9 @@ def test_both_streams_are_those_of_whole_forwards(offload):
         "up_proj",
         "down_proj",
     ]
-    assert done == [(0, 2), (1, 2)]
+    behind = [m(input_ids=IDS, output_hidden_states=True, use_cache=False).hidden_states[1] for m in (model, original)]
+    assert [said[:2] for said in done] == [(0, 2), (1, 2)]
+    assert done[0][2] == pytest.approx(float(torch.cosine_similarity(*behind, dim=-1).mean()), abs=1e-5)
 
 
 def test_the_first_group_is_fed_the_same_and_without_reference_nothing_differs():

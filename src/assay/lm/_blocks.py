@@ -84,6 +84,13 @@ def weight_of(linear: nn.Module) -> Float[Tensor, "m n"]:
     return weight if isinstance(linear, nn.Linear) else weight.T
 
 
+def bias_of(linear: nn.Module) -> Float[Tensor, " m"] | None:
+    """The bias of a Linear, where it has one."""
+    bias = linear.bias
+    assert bias is None or isinstance(bias, Tensor)
+    return bias
+
+
 def replace(block: nn.Module, name: str, module: nn.Module) -> None:
     """Put a module into a block in the place of the one of this name."""
     parent, _, last = name.rpartition(".")

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from assay._errors import InputError
 from assay.lm._blocks import blocks, groups, inputs_of, is_linear, replace, run_block, weight_of
@@ -117,7 +118,7 @@ def walk(
     device: torch.device | str | None = None,
     offload: str | None = None,
     dtype: torch.dtype = torch.float32,
-    on_block: Callable[[int, int], None] | None = None,
+    on_block: Callable[[int, int, float | None], None] | None = None,
 ) -> None:
     """Replace the Linears of a model one group after the other, each knowing what it is fed.
 
@@ -151,7 +152,7 @@ def walk(
     dtype
         Of the statistics.
     on_block
-        Told the number of the block that is done, and of how many.
+        Told the number of the block that is done, of how many, and the mean cosine of the two streams behind it.
 
     Raises
     ------
@@ -198,7 +199,7 @@ def walk(
                 work.in_order(block, now, original, visit, targets)
             block.to(home)
             if on_block is not None:
-                on_block(number, count)
+                on_block(number, count, None if original is None else work.cosine(now, original))
 
 
 class _Stream:
@@ -305,6 +306,15 @@ class _Work:
                 self._add(one, name, caught[name], None, batch)
         for group, one in zip(found, stats, strict=True):
             self._replace(block, group, one, visit)
+
+    def cosine(self, now: _Stream, original: _Stream) -> float:
+        total, count = 0.0, 0
+        for batch, mask in enumerate(self.masks):
+            here, there = now[batch].float(), original[batch].float()
+            found = cosine_similarity(here, there, dim=-1)
+            found = found if mask is None else found[mask.to(found.device)]
+            total, count = total + float(found.double().sum()), count + found.numel()
+        return total / count
 
     def _groups(self, block: nn.Module, hidden: Tensor, targets: Sequence[str] | None) -> list[dict[str, nn.Module]]:
         if targets is None:
