@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -62,12 +63,13 @@ def latencies(
             ids = torch.randint(
                 config.get_text_config().vocab_size, (batch, context), generator=torch.Generator().manual_seed(0)
             ).to(home)
+            keyword = _cache_keyword(model)
             begin = _now(home)
             out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
             read = _now(home)
             for _ in range(tokens):
                 chosen = out.logits[:, -1:].argmax(-1)
-                out = model(input_ids=chosen, past_key_values=out.past_key_values, use_cache=True)
+                out = model(input_ids=chosen, **{keyword: getattr(out, keyword)}, use_cache=True)
             written = _now(home)
             prefill[name].append(read - begin)
             decode[name].append((written - read) / tokens)
@@ -77,6 +79,11 @@ def latencies(
         )
         for name in models
     }
+
+
+def _cache_keyword(model: nn.Module) -> str:
+    """What transformers calls the cache: newer versions give it a new name."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _now(device: torch.device) -> float:
