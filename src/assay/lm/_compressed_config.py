@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -48,9 +47,7 @@ def _register(auto: ModuleType) -> None:
 class _Waiting(importlib.abc.MetaPathFinder):
     """Finds the module of the Auto classes as everybody else does, and registers once it has been executed."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != _AUTO:
             return None
         sys.meta_path.remove(self)

@@ -210,10 +210,13 @@ def described(report: CompressionReport) -> dict[str, float]:
     frame = report.to_frame()
     if "beta" not in frame:
         return {}
-    free = frame[~frame.beta_irrelevant.astype(bool)]
+    found = {"retained": float(frame.retained.mean())}
+    free = frame[~frame.beta_irrelevant.astype(bool)]  # of SVD-LLM none is
+    if not len(free):
+        return found
     low, high = report.settings.get("bounds", (0.25, 0.75))
     return {
-        "retained": float(frame.retained.mean()),
+        **found,
         "beta": float(free.beta.mean()),
         "at_bound": float(
             ((free.beta - low).abs() < 1e-9).mean() + ((free.beta - min(high, 0.99)).abs() < 1e-9).mean()
