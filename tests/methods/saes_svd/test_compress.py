@@ -16,6 +16,7 @@ from assay.lm import (
     blocks,
     fwsvd_factors,
     groups,
+    load,
     load_compressed,
     rank_for,
     save_compressed,
@@ -228,6 +229,19 @@ def test_too_few_tokens_warn(caplog):
         compress_model(model, IDS[:1, :10], ratio=0.3)
     assert "10 calibration tokens are fewer than the 16 inputs" in caplog.text
     assert model(IDS).logits.isfinite().all()
+
+
+def test_a_gguf_file_compresses_saves_and_generates(tiny_gguf, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    model, tokenizer, _ = load(tiny_gguf)
+    ids = tokenizer("the theatre abc the", return_tensors="pt").input_ids
+    compress_model(model, ids.repeat(4, 1), ratio=0.3)
+    want = model(ids).logits
+    save_compressed(model, tmp_path / "out", tokenizer)
+    again = load(tmp_path / "out")  # the tokenizer too
+    assert torch.equal(again.model(ids).logits, want)
+    assert again.tokenizer("the theatre abc the").input_ids == ids[0].tolist()
+    assert again.model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] > ids.shape[1]
 
 
 def test_what_cannot_be_compressed_is_said():

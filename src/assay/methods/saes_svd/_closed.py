@@ -90,6 +90,19 @@ class Whitened:
 
     R R^T = H + lam I. A weight W becomes S = W (H + lam I) R^-T (``ridge_target="weight"``, that is W R) or W H R^-T
     (``"zero"``), and D = W Delta R^-T.
+
+    Parameters
+    ----------
+    R, Delta : (n, n)
+        float64.
+    lam
+        The ridge.
+    ridge_target
+        ``"weight"`` or ``"zero"``.
+    triangular
+        Whether R is.
+    inverse : (n, n)
+        Of R, where it is no triangle.
     """
 
     R: Tensor
@@ -242,7 +255,21 @@ def cealc(
 def factorise(
     W: Float[Tensor, "m n"], moments: Whitened, rank: int, *, beta: Beta = "aces", **choice: Any
 ) -> FactorResult:
-    """As `cealc`, for moments that were factorised before: the Linears of a group share them."""
+    """As `cealc`, for moments that were factorised before: the Linears of a group share them.
+
+    Parameters
+    ----------
+    W : (m, n)
+        Outputs by inputs.
+    moments
+        Of the inputs.
+    rank
+        r.
+    beta
+        A number in [0, 1), ``"aces"`` or ``"exact"``.
+    **choice
+        Of `aces_beta`.
+    """
     m, n = W.shape
     if moments.R.shape[0] != n:
         raise InputError(f"moments of {moments.R.shape[0]} inputs do not fit a weight of {m} x {n}")
@@ -312,6 +339,10 @@ def aces_beta(
     ----------
     S, D : (m, n)
         The whitened weight and its correction.
+    rank
+        r.
+    bounds, bounds_on, refine, cap, shrink, objective
+        As of `cealc`.
     exact
         By the singular values of S + beta D instead.
 
@@ -349,7 +380,15 @@ def aces_beta(
 
 
 def tail_ratio(S: Float[Tensor, "m n"], D: Float[Tensor, "m n"], rank: int) -> Callable[[float], float]:
-    """The true share of the energy of S + beta D outside its r largest singular values, as a function of beta."""
+    """The true share of the energy of S + beta D outside its r largest singular values, as a function of beta.
+
+    Parameters
+    ----------
+    S, D : (m, n)
+        The whitened weight and its correction.
+    rank
+        r.
+    """
     if S.shape[0] > S.shape[1]:
         S, D = S.T, D.T
     SS, SD, DD = S @ S.T, S @ D.T, D @ D.T

@@ -342,7 +342,7 @@ def few_tokens(trial: Trial) -> dict[str, Any]:
     measures=("close", "distance", "span", "exact_at_bound"),
     inputs={"model": "smollm2-135m-instruct", "text": "brown"},
     settings={"ratio": 0.2, "every": 5},
-    seeds=1,
+    seeds=3,
     minutes=15,
     quick=False,
 )
