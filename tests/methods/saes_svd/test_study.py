@@ -39,6 +39,7 @@ class Fake:
 
     def __init__(self, folder, arm="", seed=0, prepared=None, **settings):
         self.arm, self.seed, self.folder, self.prepares = arm, seed, folder, prepared or {}
+        self.opened = {}
         self.settings = {
             "documents": 4,
             "length": 24,
@@ -52,6 +53,11 @@ class Fake:
         return self.settings[name]
 
     def input(self, name):
+        if name not in self.opened:  # a trial opens an input once
+            self.opened[name] = self.open(name)
+        return self.opened[name]
+
+    def open(self, name):
         if name != "model":
             return documents(name)
         torch.manual_seed(0)

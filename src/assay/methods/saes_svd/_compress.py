@@ -68,7 +68,9 @@ def compress_model(
     calibration
         Token ids (rows, tokens), batches with ``input_ids`` and ``attention_mask``, or texts with a tokenizer. ``"svd"`` needs none.
     tokenizer
-        For texts: ``n_samples`` windows of ``seq_len`` tokens are cut, chosen by ``seed``.
+        For texts.
+    n_samples, seq_len, seed
+        So many windows of so many tokens are cut from texts, chosen by the seed.
     method
         ``"saes-svd"``, its fixed-weight form ``"cealc"`` (with ``beta=``), or a rival: ``"svd"``, ``"fwsvd"``, ``"asvd"``,
         ``"svd-llm"``, ``"adasvd"``, ``"dobi"``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -176,8 +177,9 @@ def saved(prepared: Any) -> dict[str, Cases]:
 def better_inputs(job: Trial) -> dict[str, Any]:
     """Whether SVD-LLM does better with inputs of the compressed or of the original network, on held-out calibration text."""
     losses = {}
+    original, tokenizer, _ = job.input("model")
     for inputs in ("compressed", "original"):
-        model, tokenizer, _ = job.input("model")
+        model = copy.deepcopy(original)
         compress_model(model, calibration(job, tokenizer), method="svd-llm", ratio=0.2, limit=4, inputs=inputs)
         # the windows after those of the calibration, in the same order of the same documents
         more = windows(parts(job.input("text"), "train"), tokenizer, 24, CALIBRATION[1], seed=job.seed)[16:, :128]
@@ -403,8 +405,6 @@ def choice(trial: Trial) -> dict[str, Any]:
 )
 def speed(trial: Trial) -> dict[Any, dict[str, float]]:
     """Seconds to read a prompt and to write a token, dense and in two factors (whose values do not matter to the clock)."""
-    import copy
-
     model, _, _ = trial.input("model")
     thin = copy.deepcopy(model)
     for block in blocks(thin):
