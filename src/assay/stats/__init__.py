@@ -25,6 +25,7 @@ from assay.stats._intervals import (
 )
 from assay.stats._jackknife import case_groups, jackknife, mean_without, weighted_mean
 from assay.stats._lines import exponent, r2, slope, spread
+from assay.stats._pass_at_k import pass_at_k
 
 __all__ = [
     "auc",
@@ -40,6 +41,7 @@ __all__ = [
     "join",
     "mean_interval",
     "mean_without",
+    "pass_at_k",
     "pearson",
     "pearson_without",
     "perfect_auc_interval",
