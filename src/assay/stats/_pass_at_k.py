@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln
 
 
-def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
+Counts = ArrayLike | float | int
+
+
+def pass_at_k(n: Counts, c: Counts, k: Counts) -> NDArray[np.float64]:
     """1 - C(n - c, k) / C(n, k), of each problem: the unbiased estimate of the chance that k fresh answers hold a right one.
 
     Parameters
@@ -45,11 +47,15 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> NDArray[np.float64]:
             f"k is {draws.max():g}, but {few} problems have fewer answers (row {int(np.argmin(n))} has {n.min():g}): draws "
             "without replacement need k <= n"
         )
-    wrong = n - c
-    several = draws[..., None] if draws.ndim else draws
-    with np.errstate(invalid="ignore", divide="ignore"):
-        log = gammaln(wrong + 1) - gammaln(wrong - several + 1) - gammaln(n + 1) + gammaln(n - several + 1)
-    return np.where(wrong < several, 1.0, -np.expm1(log))
+    drawn = draws[..., None] if draws.ndim else draws
+    fewer, more, n = np.broadcast_arrays(
+        np.minimum(c, drawn), np.maximum(c, drawn), n
+    )  # the ratio is symmetric in c and k
+    log = np.zeros(n.shape)
+    with np.errstate(divide="ignore"):  # as many draws as wrong answers, and one more
+        for i in range(int(fewer.max(initial=0))):
+            log += np.where(i < fewer, np.log1p(-np.minimum(more / np.maximum(n - i, 1), 1.0)), 0.0)
+    return np.asarray(-np.expm1(log))
 
 
 __all__ = ["pass_at_k"]

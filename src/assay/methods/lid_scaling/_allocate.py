@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from assay._errors import InputError
+from assay.methods.lid_scaling._exponent import Window
 
 
 class Allocation(NamedTuple):
@@ -124,7 +125,7 @@ def allocate(
     for n in {math.floor(N), math.ceil(N), math.floor(N) - 1, math.ceil(N) + 1, math.floor(n_max)}:
         draws = math.floor((budget - n * c_train) / c_infer + 1e-9)
         if n >= n_min and draws >= 1:
-            whole.append((loss(n, draws), n, draws))
+            whole.append((loss(float(n), float(draws)), n, draws))
     loss_whole, n_whole, k_whole = min(whole) if whole else (best, math.ceil(n_min), 1)
     return Allocation(N, k, best, marginal_train, marginal_infer, regime, n_whole, k_whole, loss_whole)
 
@@ -153,10 +154,10 @@ def rule_of_thumb(
     c_train: float,
     c_infer: float,
     beta: float,
-    exponent: Callable[[float, tuple[float, float]], float],
+    exponent: Callable[[float, Window], float],
     *,
     share: float = 0.95,
-    window: tuple[float, float] | None = None,
+    window: Window | None = None,
     n_min: float = 1.0,
 ) -> Rule:
     """Train until beta_eff is nearly saturated, then spend the rest on draws: the paper's rule.

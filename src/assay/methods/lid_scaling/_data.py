@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.special import betaln
 
 from assay._errors import InputError
-from assay.methods.lid_scaling._exponent import check_counts, effective_exponent, window_grid
+from assay.methods.lid_scaling._exponent import Window, check_counts, effective_exponent, window_grid
 from assay.stats import pass_at_k, spearman
 
 ESTIMATORS = ("raw", "unbiased", "posterior")
@@ -38,7 +38,7 @@ class Exponent(NamedTuple):
     value: float
     low: float
     high: float
-    window: tuple[float, float]
+    window: Window
     supported: int
 
 
@@ -150,9 +150,7 @@ class PassAtK:
         """
         return np.quantile(self._resampled(ks, estimator, draws, seed), [(1 - level) / 2, (1 + level) / 2], axis=0)
 
-    def beta_eff(
-        self, window: tuple[float, float], estimator: str = "unbiased", *, draws: int = 1000, seed: int = 0
-    ) -> Exponent:
+    def beta_eff(self, window: Window, estimator: str = "unbiased", *, draws: int = 1000, seed: int = 0) -> Exponent:
         """The exponent in a window, with its bootstrap interval: one resample for all k, as they share the inputs.
 
         Parameters

@@ -18,8 +18,10 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from assay._errors import InputError
 from assay.methods.lid_scaling._laws import log_success, pass_at_k_failure
 
+Window = tuple[float | int, float | int]  # first and last k
 
-def window_grid(window: tuple[float, float], points: int = 20, whole: bool = True) -> Float[ndarray, " k"]:
+
+def window_grid(window: Window, points: int = 20, whole: bool = True) -> Float[ndarray, " k"]:
     """k on a logarithmic grid in a window, rounded to whole numbers and without repeats.
 
     Parameters
@@ -60,7 +62,7 @@ def effective_exponent(k: ArrayLike, failure: ArrayLike) -> float:
     return -float(x @ np.log(values) / (x @ x))
 
 
-def beta_eff(v: float, window: tuple[float, float], *, beta: float, delta: float, fast: bool = False) -> float:
+def beta_eff(v: float, window: Window, *, beta: float, delta: float, fast: bool = False) -> float:
     """The exponent that the exact failure curve of the model shows in a window of k.
 
     Parameters

@@ -24,8 +24,11 @@ _NARROW = 1e-4  # delta sqrt(tau) below which the window is narrower than differ
 _BLOCK = 1 << 16  # nodes at once: what fits in a cache
 
 
+Numbers = ArrayLike | float | int
+
+
 def pass_at_k_failure(
-    k: ArrayLike,
+    k: Numbers,
     beta: float,
     delta: float,
     v: float = 0.0,
@@ -80,13 +83,13 @@ def pass_at_k_failure(
         return _monte_carlo(ks, beta, delta, v, tau, draws, seed)
     if tau is not None:
         raise InputError(f"{method} is a law for the mixture of precisions: leave tau out, or take method='quad'")
-    intrinsic = np.exp(_log_intrinsic(ks, beta, delta))
+    intrinsic = np.asarray(np.exp(_log_intrinsic(ks, beta, delta)))
     if method == "intrinsic" or (v == 0 and method in ("two-tail", "laplace")):
         return intrinsic
     if method == "two-tail":
-        return intrinsic + prefactor * ks ** (-kappa / v)
+        return np.asarray(intrinsic + prefactor * ks ** (-kappa / v))
     if method == "laplace":
-        return intrinsic + bias_tail(ks, beta, delta, v)
+        return np.asarray(intrinsic + bias_tail(ks, beta, delta, v))
     raise InputError(f"the method is {method!r}: give 'quad', 'mc', 'intrinsic', 'two-tail' or 'laplace'")
 
 
@@ -228,7 +231,7 @@ def intrinsic_constant(beta: float, delta: float) -> float:
 
 
 def _log_intrinsic(ks: Float[ndarray, "*draws"], beta: float, delta: float) -> ndarray:
-    return gammaln(beta + 1) - gammaln(beta / 2 + 1) - beta * np.log(_ROOT * delta * ks)
+    return np.asarray(gammaln(beta + 1) - gammaln(beta / 2 + 1) - beta * np.log(_ROOT * delta * ks))
 
 
 def bias_tail(ks: Float[ndarray, "*draws"], beta: float, delta: float, v: float) -> Float[ndarray, "*draws"]:
@@ -252,7 +255,9 @@ def bias_tail(ks: Float[ndarray, "*draws"], beta: float, delta: float, v: float)
     argument = 2 * np.sqrt(depth / v)
     order = (beta + 1) / 2
     bessel = np.where(argument < 700, kv(order, np.minimum(argument, 700)), kve(order, argument) * np.exp(-argument))
-    return 2 / math.exp(gammaln(beta / 2)) * np.sqrt(v / (math.pi * depth)) * (depth / v) ** ((beta + 1) / 4) * bessel
+    return np.asarray(
+        2 / math.exp(gammaln(beta / 2)) * np.sqrt(v / (math.pi * depth)) * (depth / v) ** ((beta + 1) / 4) * bessel
+    )
 
 
 def local_slope(k: ArrayLike, failure: ArrayLike) -> Float[ndarray, " between"]:
@@ -323,7 +328,7 @@ class TwoTail(NamedTuple):
     kappa: float
     prefactors: ndarray
 
-    def curve(self, k: ArrayLike, beta: float, delta: float, v: float, prefactor: float) -> ndarray:
+    def curve(self, k: Numbers, beta: float, delta: float, v: float, prefactor: float) -> ndarray:
         """The law at one v."""
         return pass_at_k_failure(k, beta, delta, v, method="two-tail", kappa=self.kappa, prefactor=prefactor)
 
@@ -383,8 +388,8 @@ class FailureTable:
         values = np.log([pass_at_k_failure(np.exp(self._k), beta, delta, math.exp(x), fast=True) for x in self._v])
         self._spline = RectBivariateSpline(self._v, self._k, values)
 
-    def __call__(self, k: ArrayLike, v: ArrayLike) -> Float[ndarray, "*points"]:
+    def __call__(self, k: Numbers, v: Numbers) -> Float[ndarray, "*points"]:
         """L_inf at these k and v, together."""
         log_v = np.clip(np.log(np.asarray(v, dtype=np.float64)), self._v[0], self._v[-1])
         log_k = np.clip(np.log(np.asarray(k, dtype=np.float64)), 0.0, self._k[-1])
-        return np.exp(self._spline.ev(*np.broadcast_arrays(log_v, log_k)))
+        return np.asarray(np.exp(self._spline.ev(*np.broadcast_arrays(log_v, log_k))))
