@@ -219,7 +219,9 @@ def fit_lid(successes: ArrayLike, samples: ArrayLike, *, with_bias: bool = False
         return -float(weight @ log_probability(p)) / float(weight.sum())
 
     starts = [
-        [math.log(b), math.log(d), math.log(0.3)][: 3 if with_bias else 2] for b in (1.0, 3.0) for d in (0.2, 1.0)
+        [math.log(b), math.log(d), math.log(0.3)][: 3 if with_bias else 2]
+        for b in (1.0, 3.0)
+        for d in ((0.5,) if with_bias else (0.2, 1.0))
     ]
     options = {"xatol": 1e-5, "fatol": 1e-10, "maxiter": 2000}
     best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in starts), key=lambda r: r.fun)
@@ -240,11 +242,12 @@ def _log_choose(a: ndarray, n: ndarray) -> ndarray:
 
 def _log_mixture(a: ndarray, n: ndarray, beta: float, delta: float, v: float) -> ndarray:
     """log E[s^a (1 - s)^(n - a)] over tau, and over the bias where v > 0."""
-    grid = np.linspace(min(-60.0 / max(beta, 0.3), -20.0), math.log(60 + 5 * beta), 500)
+    grid = np.linspace(min(-60.0 / max(beta, 0.3), -20.0), math.log(60 + 5 * beta), 160 if v > 0 else 500)
     log_w = beta / 2 * grid - np.exp(grid) - gammaln(beta / 2) + math.log(grid[1] - grid[0])
     tau = np.exp(grid)
     if v > 0:
-        z, w = np.polynomial.hermite_e.hermegauss(40)
+        z = np.linspace(0, 7, 71)  # success is even in the bias
+        w = 2 * np.exp(-0.5 * z**2) * (z[1] - z[0]) * np.where(z == 0, 0.5, 1.0)
         tau = np.repeat(tau, len(z))
         bias = np.tile(math.sqrt(v) * z, len(grid))
         log_w = np.repeat(log_w, len(z)) + np.tile(np.log(w / math.sqrt(2 * math.pi)), len(grid))
