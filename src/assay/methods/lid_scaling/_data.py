@@ -202,6 +202,11 @@ class PassKTable(NamedTuple):
 def load_passk_jsonl(path: str | Path) -> PassKTable:
     """Counts from a JSONL file: an object a line with ``id``, ``n`` (answers) and ``c`` (right ones).
 
+    Parameters
+    ----------
+    path
+        Of the file.
+
     Raises
     ------
     InputError
