@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-
-Counts = ArrayLike | float | int
+Counts = np.ndarray | Sequence[float] | Sequence[int] | float | int
 
 
 def pass_at_k(n: Counts, c: Counts, k: Counts) -> NDArray[np.float64]:

@@ -102,13 +102,13 @@ def allocate(
     grid = np.unique(np.clip(np.concatenate([np.linspace(low, high, points), ends]), low, high))
     values = np.array([total(float(x)) for x in grid])
     best_x, best = float(grid[values.argmin()]), float(values.min())
-    for i in range(len(grid)):
-        if values[i] <= values[max(i - 1, 0)] and values[i] <= values[min(i + 1, len(grid) - 1)]:
-            left, right = float(grid[max(i - 1, 0)]), float(grid[min(i + 1, len(grid) - 1)])
-            if right > left:
-                found = minimize_scalar(total, bounds=(left, right), method="bounded", options={"xatol": 1e-10})
-                if found.fun < best:
-                    best_x, best = float(found.x), float(found.fun)
+    before, after = np.r_[np.inf, values[:-1]], np.r_[values[1:], np.inf]
+    minima = np.flatnonzero((values < before) & (values <= after))  # of a flat stretch its first point alone
+    for i in minima[np.argsort(values[minima])][:5]:
+        left, right = float(grid[max(i - 1, 0)]), float(grid[min(i + 1, len(grid) - 1)])
+        found = minimize_scalar(total, bounds=(left, right), method="bounded", options={"xatol": 1e-10})
+        if found.fun < best:
+            best_x, best = float(found.x), float(found.fun)
     N = min(math.exp(best_x), n_max)
     k = k_of(N)
     step_n, step_k = max(1e-5 * N, 1e-9), 1e-5 * k

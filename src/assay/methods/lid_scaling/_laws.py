@@ -7,6 +7,7 @@ zero. Lengths are in units of sigma, so v = L_gen / sigma^2.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ _NARROW = 1e-4  # delta sqrt(tau) below which the window is narrower than differ
 _BLOCK = 1 << 16  # nodes at once: what fits in a cache
 
 
-Numbers = ArrayLike | float | int
+Numbers = ndarray | Sequence[float] | Sequence[int] | float | int
 
 
 def pass_at_k_failure(
@@ -196,7 +197,7 @@ def _quad(ks: Float[ndarray, "*draws"], beta: float, delta: float, v: float, tau
         log_f = log_failure(biases[part][keep], taus[part][keep], delta)
         w = np.exp(log_w[keep])
         for i, one in enumerate(flat):
-            total[i] += np.exp(one * log_f) @ w
+            total[i] += (np.exp(one * log_f) * w).sum()  # a dot product would wake threads for so little
     return np.minimum(total, 1.0).reshape(ks.shape)
 
 

@@ -76,17 +76,23 @@ def fit(
     ks = window_grid((1.0, float(max(chosen[1], fewest, 2))), 30)
     ks = ks[ks <= fewest] if estimator == "unbiased" else ks
     values, (low, high) = curve.curve(ks, estimator), curve.bootstrap(ks, estimator, draws=bootstrap, seed=seed)
-    exponent = curve.beta_eff(chosen, estimator, draws=bootstrap, seed=seed)
+    seen = values[ks <= chosen[1]]
+    exponent = curve.beta_eff(chosen, estimator, draws=bootstrap, seed=seed) if seen.min() > 0 else None
     law = fit_lid(a, n) if 0 < a.sum() < n.sum() else None
     print(f"{len(a)} problems, {int(n.sum()):,} answers, {a.sum() / n.sum():.1%} right; {curve.floor:.1%} never right")
     said = [k for k in (1, 2, 5, 10, 20, 50, 100) if k <= ks[-1]]
     ends = curve.bootstrap(said, estimator, draws=bootstrap, seed=seed)
     for k, value, least, most in zip(said, curve.curve(said, estimator), *ends, strict=True):
         print(f"  pass@{k:<4} {1 - value:.3f}  ({1 - most:.3f} to {1 - least:.3f})")
-    print(
-        f"failure falls as k^-{exponent.value:.3f} ({exponent.low:.3f} to {exponent.high:.3f}) over k from {chosen[0]:g} to "
-        f"{chosen[1]:g}; the counts tell of k up to {exponent.supported}"
-    )
+    if exponent is None:
+        print(
+            f"no problem is left over at {int(ks[values <= 0][0])} samples: the failure has no exponent in this window"
+        )
+    else:
+        print(
+            f"failure falls as k^-{exponent.value:.3f} ({exponent.low:.3f} to {exponent.high:.3f}) over k from {chosen[0]:g} "
+            f"to {chosen[1]:g}; the counts tell of k up to {exponent.supported}"
+        )
     if law is None:
         print("every answer is right, or none: nothing tells how hard the problems are")
     else:
@@ -100,7 +106,7 @@ def fit(
         "problems": len(a),
         "floor": curve.floor,
         "estimator": estimator,
-        "exponent": exponent._asdict(),
+        "exponent": None if exponent is None else exponent._asdict(),
         "law": None if law is None else law._asdict(),
         "split": split,
     }
@@ -108,7 +114,8 @@ def fit(
         path.write_text(json.dumps(report, indent=1, default=float) + "\n", encoding="utf-8")
     with whole_file(out / "curve.csv") as path:
         rows = [
-            f"{int(k)},{v!r},{lo!r},{hi!r}" for k, v, lo, hi in zip(ks, *map(list, (values, low, high)), strict=True)
+            f"{int(k)},{float(v)!r},{float(lo)!r},{float(hi)!r}"
+            for k, v, lo, hi in zip(ks, values, low, high, strict=True)
         ]
         path.write_text("\n".join(["k,failure,low,high", *rows]) + "\n", encoding="utf-8")
     _plot(out / "curve.png", ks, values, low, high, curve, exponent, law)
@@ -165,7 +172,7 @@ def _split(
 
 
 def _plot(
-    path: Path, ks: Any, values: Any, low: Any, high: Any, curve: PassAtK, exponent: Exponent, law: LIDFit | None
+    path: Path, ks: Any, values: Any, low: Any, high: Any, curve: PassAtK, exponent: Exponent | None, law: LIDFit | None
 ) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
@@ -182,9 +189,9 @@ def _plot(
     if curve.floor:
         axes.axhline(curve.floor, color="0.6", linewidth=0.8, label="share never right")
     axes.set(xscale="log", yscale="log", xlabel="samples a problem, k", ylabel="share of problems that fail")
-    axes.set_title(
-        f"failure ~ k^-{exponent.value:.2f} over k from {exponent.window[0]:g} to {exponent.window[1]:g}", fontsize=10
-    )
+    if exponent is not None:
+        first, last = exponent.window
+        axes.set_title(f"failure ~ k^-{exponent.value:.2f} over k from {first:g} to {last:g}", fontsize=10)
     axes.legend(frameon=False)
     with whole_file(path) as target:
         figure.savefig(target, dpi=150, format="png")
