@@ -98,7 +98,7 @@ def test_the_model_is_found_in_its_own_counts(beta, delta):
 
 
 def test_a_bias_is_found_too():
-    n = np.full(20_000, 50)
+    n = np.full(20_000, 40)
     a, _ = lid_counts(2.5, 0.5, n, 2, v=0.5)
     found = fit_lid(a, n, with_bias=True)
     assert found.v == pytest.approx(0.5, rel=0.25)

@@ -166,8 +166,9 @@ class PassAtK:
         value = effective_exponent(ks, self.curve(ks, estimator))
         curves = self._resampled(ks, estimator, draws, seed)
         curves = curves[(curves > 0).all(1)]
-        slopes = [effective_exponent(ks, curve) for curve in curves]
-        low, high = np.quantile(slopes, [0.025, 0.975]) if slopes else (math.nan, math.nan)
+        x = np.log(ks) - np.log(ks).mean()
+        slopes = -(np.log(curves) @ x) / (x @ x)
+        low, high = np.quantile(slopes, [0.025, 0.975]) if len(slopes) else (math.nan, math.nan)
         return Exponent(value, float(low), float(high), window, self.supported)
 
     def _resampled(self, ks: ArrayLike, estimator: str, draws: int, seed: int) -> Float[ndarray, "resamples draws"]:
