@@ -6,32 +6,17 @@ integral, the paper's law and ours.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from scipy.integrate import dblquad
-from scipy.special import gammaln, ndtr
 
 from assay.methods.lid_scaling import LastLayerStudy, fit_two_tail, local_slope, pass_at_k_failure
+from assay.methods.lid_scaling.reference import failure
 from benchmarks._harness import Ratio, interleaved
 
 BETA, DELTA, V = 2.5, 0.1, 1.0
-
-
-def _adaptive(k: float) -> float:
-    def inside(z: float, log_tau: float) -> float:
-        root = math.exp(log_tau / 2)
-        bias = math.sqrt(V) * z
-        s = ndtr((DELTA - bias) * root) - ndtr((-DELTA - bias) * root)
-        weight = math.exp(BETA / 2 * log_tau - math.exp(log_tau) - gammaln(BETA / 2) - z * z / 2) * math.sqrt(
-            2 / math.pi
-        )
-        return float((1 - s) ** k * weight)
-
-    return float(dblquad(inside, -25, 4, 0, 8, epsabs=0, epsrel=1e-6)[0])
 
 
 def measure() -> list[Ratio]:
@@ -46,7 +31,7 @@ def measure() -> list[Ratio]:
         3,
     )
     begin = time.perf_counter()
-    slow = _adaptive(1000.0)
+    slow = failure(1000.0, BETA, DELTA, V)
     adaptive = time.perf_counter() - begin
     one = interleaved({"one": lambda: pass_at_k_failure(1000.0, BETA, DELTA, V)}, 5)["one"]
     apart = abs(slow / float(pass_at_k_failure(1000.0, BETA, DELTA, V)) - 1)
@@ -56,10 +41,10 @@ def measure() -> list[Ratio]:
     labels = rng.integers(0, 10, 10_000)
     features = rng.standard_normal((10_000, 192)) + 0.5 * np.eye(10, 192)[labels]
     counts = np.array([rng.multinomial(50, np.full(10, 0.02) + 0.8 * np.eye(10)[y]) for y in labels])
-    study = LastLayerStudy(features, counts, labels, [50, 100, 150, 200, 300, 500, 800, 1200, 2000, 3000, 5000, 8000])
+    sizes = [50, 100, 150, 200, 300, 500, 800, 1200, 2000, 3000, 5000, 8000]
+    study = LastLayerStudy(features, counts, labels, sizes, seeds=range(10))
     begin = time.perf_counter()
-    for seed in range(10):
-        study.run(seed)
+    study.run()
     head = time.perf_counter() - begin
     return [
         Ratio("the integral, 20 k from 1 to 1e8", seconds["quad"], 0.3, "below", "s", "relative error below 1e-8"),

@@ -14,12 +14,12 @@ from scipy.stats import norm
 
 from assay._errors import InputError
 from assay.methods.lid_scaling import (
-    FailureTable,
     LastLayerStudy,
     PassAtK,
     SaturatingExponent,
     allocate,
     beta_eff,
+    bootstrap_interval,
     check_rows,
     effective_exponent,
     fit_lid,
@@ -42,7 +42,7 @@ def test_the_unbiased_estimate_is_the_average_over_subsets():
 def test_the_posterior_mean_is_the_integral(a, n, k):
     law = beta_law(a + 0.1, n - a + 0.9)
     want, _ = quad(lambda s: (1 - s) ** k * law.pdf(s), 0, 1, points=[1e-6, 1e-3], limit=400)
-    assert PassAtK([a], [n]).curve([k], "posterior")[0] == pytest.approx(want, rel=1e-4)
+    assert PassAtK([a], [n], classes=10).curve([k], "posterior")[0] == pytest.approx(want, rel=1e-4)
 
 
 def test_raw_is_raw_and_the_floor_is_its_limit():
@@ -55,10 +55,17 @@ def test_raw_is_raw_and_the_floor_is_its_limit():
 
 def test_votes_become_successes():
     votes = np.array([[3, 1], [0, 4]])
-    table = PassAtK.from_votes(votes, np.array([0, 0]))
+    table = PassAtK(votes=votes, preds=np.array([0, 0]))
     assert table.successes.tolist() == [3, 0]
     assert table.samples.tolist() == [4, 4]
     assert table.classes == 2
+
+
+def test_answers_near_the_prediction_become_successes():
+    answers = np.array([[1.0, 1.4, 2.1, np.nan], [0.0, np.nan, np.nan, np.nan]])
+    table = PassAtK.from_answers(answers, np.array([1.5, 9.0]), 0.5)
+    assert table.successes.tolist() == [2, 0]
+    assert table.samples.tolist() == [4, 4]
 
 
 def test_the_interval_covers_the_true_exponent():
@@ -95,6 +102,34 @@ def test_the_model_is_found_in_its_own_counts(beta, delta):
     assert found.delta == pytest.approx(delta, rel=0.04)
     assert found.p_value > 0.001
     assert found.v == 0
+    assert found.beta_interval[0] < found.beta < found.beta_interval[1]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_one_step_intervals_are_those_of_refitting(with_bias):
+    n = np.full(1500, 25)
+    a, _ = lid_counts(2.5, 0.5, n, 5, v=0.3 if with_bias else 0.0)
+    found, rng = fit_lid(a, n, with_bias=with_bias, draws=4000), np.random.default_rng(0)
+    if with_bias:  # refitting all three costs too much here: the interval must be wider than that of two parameters
+        alone = fit_lid(lid_counts(2.5, 0.5, n, 5)[0], n)
+        assert np.diff(found.beta_interval)[0] > np.diff(alone.beta_interval)[0]
+        return
+    refits = []
+    for _ in range(40):
+        chosen = rng.integers(0, len(a), len(a))
+        again = fit_lid(a[chosen], n[chosen], draws=1)
+        refits.append([math.log(again.beta), math.log(again.delta)])
+    for interval, sd in zip((found.beta_interval, found.delta_interval), np.std(refits, axis=0), strict=True):
+        assert np.diff(np.log(interval))[0] / (2 * 1.96) == pytest.approx(sd, rel=0.3)
+
+
+def test_a_bootstrap_keeps_rows_together():
+    rng = np.random.default_rng(0)
+    x = rng.normal(3.0, 2.0, 400)
+    low, high = bootstrap_interval(lambda a, b: float((a + b).mean()), x, -x + 1.0, draws=50)
+    assert (low, high) == pytest.approx((1.0, 1.0))
+    low, high = bootstrap_interval(np.mean, x, draws=500)
+    assert (high - low) / (2 * 1.96) == pytest.approx(x.std() / 20, rel=0.15)
 
 
 def test_a_bias_is_found_too():
@@ -187,8 +222,7 @@ def test_the_rule_of_thumb_trains_until_the_exponent_is_near():
     assert seen[0][1] == ((1e4 - seen[0][0]) / 10, 1e4 - seen[0][0])
 
 
-def test_the_model_itself_can_be_allocated():
-    table = FailureTable(2.5, 0.5, v=(1e-4, 1.0), k=1e5)
+def test_the_model_itself_can_be_allocated(table):
 
     def gen(N: float) -> float:
         return 4 * 50 / (N - 51)
@@ -230,8 +264,8 @@ def made_up(inputs=600, seed=0):
 
 def test_the_head_is_ridge_on_one_vote_an_image():
     features, counts, labels = made_up()
-    study = LastLayerStudy(features, counts, labels, [50, 200], lam=0.1, test=300)
-    first, last = study.run(3)
+    study = LastLayerStudy(features, counts, labels, [50, 200], lam=0.1, test=300, seeds=[3])
+    first, last = study.run()
     rng = np.random.default_rng(3)
     order = rng.permutation(600)
     test, train = order[:300], order[300:500]
@@ -246,17 +280,19 @@ def test_the_head_is_ridge_on_one_vote_an_image():
     assert last.accuracy == pytest.approx((found.argmax(1) == labels[test]).mean())
     assert last.curve.successes.tolist() == counts[test, found.argmax(1)].tolist()
     assert last.gen_error < first.gen_error
-    assert study.run(3)[1].gen_error == last.gen_error
-    assert study.run(4)[1].gen_error != last.gen_error
+    again = LastLayerStudy(features, counts, labels, [200], lam=0.1, test=300, seeds=[3, 4]).run()
+    assert [(one.seed, one.N) for one in again] == [(3, 200), (4, 200)]
+    assert again[0].gen_error == pytest.approx(last.gen_error)
+    assert again[1].gen_error != again[0].gen_error
 
 
 def test_a_tuned_ridge_and_a_logistic_head_learn_too():
     features, counts, labels = made_up()
-    tuned = LastLayerStudy(features, counts, labels, [200], lam="tuned", test=300).run(0)[0]
-    fixed = LastLayerStudy(features, counts, labels, [200], lam=3.0, test=300).run(0)[0]
+    tuned = LastLayerStudy(features, counts, labels, [200], lam="tuned", test=300).run()[0]
+    fixed = LastLayerStudy(features, counts, labels, [200], lam=3.0, test=300).run()[0]
     assert tuned.lam in LastLayerStudy.LAMS
     assert tuned.gen_error < fixed.gen_error
-    logistic = LastLayerStudy(features, counts, labels, [200], head="logistic", lam=1e-3, test=300).run(0)[0]
+    logistic = LastLayerStudy(features, counts, labels, [200], head="logistic", lam=1e-3, test=300).run()[0]
     assert logistic.accuracy > 0.8
 
 
@@ -301,7 +337,14 @@ def test_tables_of_an_evaluation_are_read(tmp_path):
         (lambda: PassAtK([1], [2]).curve([1], "guess"), "the estimator is 'guess'"),
         (lambda: PassAtK([1], [2], classes=1), "1 classes"),
         (lambda: PassAtK([1], [2]).bootstrap([1], draws=0), "0 resamples"),
-        (lambda: PassAtK.from_votes(np.ones((2, 3), int), np.array([0, 3])), "no class from 0 to 2"),
+        (lambda: PassAtK(votes=np.ones((2, 3), int), preds=np.array([0, 3])), "no class from 0 to 2"),
+        (lambda: PassAtK(votes=np.ones((2, 3), int), preds=np.array([0])), "do not fit"),
+        (lambda: PassAtK([1]), "give one pair"),
+        (lambda: PassAtK([1], [2], votes=np.ones((2, 3), int), preds=np.array([0, 1])), "give one pair"),
+        (lambda: PassAtK.from_answers(np.ones((2, 3)), np.ones(3), 1.0), "do not fit"),
+        (lambda: PassAtK.from_answers(np.ones((2, 3)), np.ones(2), 0.0), "delta is 0"),
+        (lambda: fit_lid([1, 3], [5, 5], draws=0), "0 resamples"),
+        (lambda: bootstrap_interval(np.mean, [1.0], [1.0, 2.0]), "a row an input"),
         (lambda: hill([0.0, 0.1, 0.2] * 50, 0.1), "a success rate is zero"),
         (lambda: hill([0.1], 0.5), "two at least"),
         (lambda: fit_lid([0, 0], [5, 5]), "every draw fails"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -57,7 +58,9 @@ def test_ridge_is_primal_dual_and_sklearns(N):
     theirs = Ridge(alpha=N * 0.05, fit_intercept=False, tol=1e-12).fit(X, y).coef_
     for other in (primal, dual, theirs):
         assert found == pytest.approx(other, rel=1e-6, abs=1e-9)
-    assert model.fit_ridge(X, y, 0.0) == pytest.approx(np.linalg.lstsq(X, y, rcond=None)[0], rel=1e-6, abs=1e-9)
+    with pytest.warns(UserWarning, match="interpolation peak") if N == 12 else nullcontext():
+        least = model.fit_ridge(X, y, 0.0)
+    assert least == pytest.approx(np.linalg.lstsq(X, y, rcond=None)[0], rel=1e-6, abs=1e-9)
 
 
 def test_the_error_is_the_mean_square_of_the_bias():

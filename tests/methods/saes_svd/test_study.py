@@ -188,3 +188,29 @@ def test_sentences_end_in_a_word_that_follows_from_the_text():
     found = study.sentences([TEXT * 3, "No sentence", "short one."], 10)
     assert found[0] == ("The quick brown fox jumps over the lazy dog and runs", " away")
     assert len(found) == 3  # of one document at most three
+    apart = "The Board of Mr. Smith announced on Friday that it was prepared to accept them , all .\nIt was so ."
+    assert study.sentences([apart], 5) == [
+        ("The Board of Mr. Smith announced on Friday that it was prepared to accept them ,", " all")
+    ]
+    assert (
+        study.sentences(["An abbreviation is no end of what was said by Mr. Jones or by the clerk of St. Paul"], 5)
+        == []
+    )
+
+
+def test_the_last_word_is_asked_for_token_by_token():
+    class Echo(torch.nn.Module):
+        """Finds the token most likely that it has just read, and one more."""
+
+        def forward(self, input_ids, use_cache, logits_to_keep):
+            logits = torch.nn.functional.one_hot((input_ids + 1) % 60, 60).float()
+            return Output(logits[:, -logits_to_keep:])
+
+    found = study.cloze(Echo(), Letters(), [("x a", "bc"), ("x a", "bd"), ("x z", "bc")])
+    assert found.values.tolist() == [1.0, 0.0, 0.0]
+
+
+class Output(NamedTuple):
+    """What a model returns."""
+
+    logits: torch.Tensor

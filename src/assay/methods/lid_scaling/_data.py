@@ -43,14 +43,19 @@ class Exponent(NamedTuple):
 
 
 class PassAtK:
-    """Failure of k draws, from counts of successes.
+    """Failure of k draws, from counts of successes: `PassAtK(a, n)`, or of votes for classes: `PassAtK(votes=, preds=)`.
 
     Parameters
     ----------
     successes, samples : (inputs,)
         a and n.
+    votes : (inputs, classes)
+        Votes, in place of both: a success is a vote for what was predicted.
+    preds : (inputs,)
+        The predicted class of each input.
     classes
-        Answers that were possible, for the prior of ``"posterior"``: a Dirichlet of 0.1 for each.
+        Answers that were possible, for the prior of ``"posterior"``: a Dirichlet of 0.1 for each. By default those of the
+        votes; without votes 2, right and wrong.
 
     Raises
     ------
@@ -58,33 +63,61 @@ class PassAtK:
         If they are no counts.
     """
 
-    def __init__(self, successes: ArrayLike, samples: ArrayLike, classes: int = 10) -> None:
+    def __init__(
+        self,
+        successes: ArrayLike | None = None,
+        samples: ArrayLike | None = None,
+        *,
+        votes: Int[ndarray, "inputs classes"] | None = None,
+        preds: Int[ndarray, " inputs"] | None = None,
+        classes: int | None = None,
+    ) -> None:
+        counts, given = (successes, samples), (votes, preds)
+        if any(one is None for one in (counts if votes is None else given)) or (
+            votes is not None and any(one is not None for one in counts)
+        ):
+            raise InputError("counts come as successes and samples, or as votes and preds: give one pair")
+        if votes is not None:
+            table, chosen = np.asarray(votes), np.asarray(preds)
+            if table.ndim != 2 or chosen.shape != (len(table),):
+                raise InputError(
+                    f"votes of {table.shape} and predictions of {chosen.shape} do not fit: a row an input in both"
+                )
+            if len(chosen) and not (chosen.min() >= 0 and chosen.max() < table.shape[1]):
+                raise InputError(f"a prediction is no class from 0 to {table.shape[1] - 1}")
+            successes, samples = table[np.arange(len(table)), chosen], table.sum(1)
+            classes = table.shape[1] if classes is None else classes
         a, n = np.broadcast_arrays(np.asarray(successes), np.asarray(samples))
         check_counts(a, n)
-        if classes < 2:
-            raise InputError(f"{classes} classes leave nothing to choose: give at least 2")
-        self.successes, self.samples, self.classes = a.astype(float), n.astype(float), classes
+        self.classes = 2 if classes is None else classes
+        if self.classes < 2:
+            raise InputError(f"{self.classes} classes leave nothing to choose: give at least 2")
+        self.successes, self.samples = a.astype(float), n.astype(float)
 
     @classmethod
-    def from_votes(cls, counts: Int[ndarray, "inputs classes"], predictions: Int[ndarray, " inputs"]) -> PassAtK:
-        """From votes for classes: a success is a vote for what was predicted.
+    def from_answers(
+        cls, answers: Float[ndarray, "inputs draws"], predictions: Float[ndarray, " inputs"], delta: float
+    ) -> PassAtK:
+        """From repeated numeric answers: a success is an answer within delta of the prediction.
 
         Parameters
         ----------
-        counts
-            Votes.
+        answers
+            nan for one that cannot be read: a failure.
         predictions
-            Class of each input.
+            Of each input.
+        delta
+            Tolerance, above 0.
         """
-        votes = np.asarray(counts)
-        chosen = np.asarray(predictions)
-        if votes.ndim != 2 or chosen.shape != (len(votes),):
+        drawn, predicted = np.asarray(answers, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
+        if drawn.ndim != 2 or predicted.shape != (len(drawn),):
             raise InputError(
-                f"votes of {votes.shape} and predictions of {chosen.shape} do not fit: a row an input in both"
+                f"answers of {drawn.shape} and predictions of {predicted.shape} do not fit: a row an input in both"
             )
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < votes.shape[1]):
-            raise InputError(f"a prediction is no class from 0 to {votes.shape[1] - 1}")
-        return cls(votes[np.arange(len(votes)), chosen], votes.sum(1), votes.shape[1])
+        if not delta > 0:
+            raise InputError(f"delta is {delta}, the tolerance of a success: give a number above 0")
+        near = np.abs(drawn - predicted[:, None]) <= delta
+        return cls(near.sum(1), np.full(len(drawn), drawn.shape[1]))
 
     @property
     def floor(self) -> float:
@@ -325,6 +358,8 @@ class LastLayerStudy:
         Ridge; ``"tuned"``: of seven from 0.001 to 3, by five-fold validation.
     test
         Inputs that are kept to judge.
+    seeds
+        Of `run`.
     """
 
     LAMS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -338,6 +373,7 @@ class LastLayerStudy:
         head: str = "ridge",
         lam: float | str = 1e-9,
         test: int = 2000,
+        seeds: Sequence[int] = (0,),
     ) -> None:
         x = np.asarray(features, dtype=np.float64)
         if head not in ("ridge", "logistic"):
@@ -352,16 +388,13 @@ class LastLayerStudy:
             raise InputError("a feature is not finite: fill or leave out such inputs")
         self.X = np.hstack([x / x.std(), np.ones((len(x), 1))])
         self.counts, self.labels = np.asarray(counts), np.asarray(labels)
-        self.ns, self.head, self.lam, self.test = list(ns), head, lam, test
+        self.ns, self.head, self.lam, self.test, self.seeds = list(ns), head, lam, test, tuple(seeds)
 
-    def run(self, seed: int) -> list[HeadResult]:
-        """One split, and one drawn vote for each training input.
+    def run(self) -> list[HeadResult]:
+        """All seeds, one after the other: of each a split, and one drawn vote for each training input."""
+        return [result for seed in self.seeds for result in self._run(seed)]
 
-        Parameters
-        ----------
-        seed
-            Of both.
-        """
+    def _run(self, seed: int) -> list[HeadResult]:
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(self.X))
         test, train = order[: self.test], order[self.test :][: self.ns[-1]]
@@ -390,7 +423,7 @@ class LastLayerStudy:
                     float(((predicted - shares[test]) ** 2).sum(1).mean()),
                     float((chosen == self.labels[test]).mean()),
                     lam,
-                    PassAtK.from_votes(self.counts[test], chosen),
+                    PassAtK(votes=self.counts[test], preds=chosen),
                 )
             )
         return found

@@ -167,6 +167,29 @@ def hill(s: ArrayLike, fraction: float = 0.02) -> float:
     return 1 / float(np.log(values[m] / values[:m]).mean())
 
 
+def bootstrap_interval(
+    estimate: Callable[..., float], *arrays: ArrayLike, draws: int = 200, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Interval of any estimate by resampling inputs, such as `hill` on success rates.
+
+    Parameters
+    ----------
+    estimate
+        Arrays to a number.
+    arrays : (inputs, ...)
+        A row an input in each; rows stay together.
+    draws, level, seed
+        Resamples, level of the interval, seed of the resampling.
+    """
+    rows = [np.asarray(array) for array in arrays]
+    if draws < 1 or not rows or len({len(array) for array in rows}) != 1:
+        raise InputError("a bootstrap needs arrays with a row an input in each, and at least one resample")
+    rng, inputs = np.random.default_rng(seed), len(rows[0])
+    found = [estimate(*(array[chosen] for array in rows)) for chosen in rng.integers(0, inputs, (draws, inputs))]
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 class LIDFit(NamedTuple):
     """Of `fit_lid`.
 
@@ -178,6 +201,8 @@ class LIDFit(NamedTuple):
         Log-likelihood there.
     p_value
         Of a chi-square test of the histogram of successes: small where the model does not describe the data.
+    beta_interval, delta_interval
+        95 %, by the bootstrap over inputs.
     """
 
     beta: float
@@ -185,9 +210,13 @@ class LIDFit(NamedTuple):
     v: float
     loglik: float
     p_value: float
+    beta_interval: tuple[float, float]
+    delta_interval: tuple[float, float]
 
 
-def fit_lid(successes: ArrayLike, samples: ArrayLike, *, with_bias: bool = False) -> LIDFit:
+def fit_lid(
+    successes: ArrayLike, samples: ArrayLike, *, with_bias: bool = False, draws: int = 1000, seed: int = 0
+) -> LIDFit:
     """Maximum likelihood of the model itself: a ~ Binomial(n, s(tau)), tau ~ Gamma(beta/2), s = 2 Phi(delta sqrt(tau)) - 1.
 
     Parameters
@@ -196,6 +225,9 @@ def fit_lid(successes: ArrayLike, samples: ArrayLike, *, with_bias: bool = False
         a and n; n may differ.
     with_bias
         Fit the variance v of a Gaussian bias too.
+    draws, seed
+        Resamples for the intervals. Each is followed by one Newton step from the estimate, and not by another fit
+        (Schucany and Wang 1991).
 
     Raises
     ------
@@ -223,13 +255,44 @@ def fit_lid(successes: ArrayLike, samples: ArrayLike, *, with_bias: bool = False
         for b in (1.0, 3.0)
         for d in ((0.5,) if with_bias else (0.2, 1.0))
     ]
-    options = {"xatol": 1e-5, "fatol": 1e-10, "maxiter": 2000}
+    options = {"xatol": 1e-4, "fatol": 1e-9, "maxiter": 2000}
     best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in starts), key=lambda r: r.fun)
     found = np.exp(best.x)
     p_value = _histogram_test(
         a, n, lambda aa, nn: np.exp(_log_choose(aa, nn) + _log_mixture(aa, nn, *_three(found))), len(best.x)
     )
-    return LIDFit(*_three(found), -float(best.fun) * float(weight.sum()), p_value)
+    low, high = _one_step_interval(log_probability, best.x, weight, draws, seed)
+    return LIDFit(
+        *_three(found),
+        -float(best.fun) * float(weight.sum()),
+        p_value,
+        (float(low[0]), float(high[0])),
+        (float(low[1]), float(high[1])),
+    )
+
+
+def _one_step_interval(
+    log_probability: Callable[[ndarray], ndarray], at: ndarray, weight: ndarray, draws: int, seed: int
+) -> ndarray:
+    """Ends of the 95 % intervals of exp(parameters): inputs resampled, one Newton step each from the estimate."""
+    if draws < 1:
+        raise InputError(f"{draws} resamples are none: give at least 1")
+    size, step = len(at), 2e-3 * np.eye(len(at))
+    here = log_probability(at)
+    up, down = ([log_probability(at + sign * one) for one in step] for sign in (1, -1))
+    score = np.array([(u - d) / 4e-3 for u, d in zip(up, down, strict=True)])
+    hessian = np.empty((size, size, len(weight)))
+    for i in range(size):
+        hessian[i, i] = (up[i] - 2 * here + down[i]) / 4e-6
+        for j in range(i):
+            both = log_probability(at + step[i] + step[j]) + log_probability(at - step[i] - step[j])
+            hessian[i, j] = hessian[j, i] = (both - up[i] - up[j] - down[i] - down[j] + 2 * here) / 8e-6
+    counts = np.random.default_rng(seed).multinomial(int(weight.sum()), weight / weight.sum(), size=draws)
+    steps = [
+        np.linalg.lstsq(-hessian @ one, score @ one, rcond=1e-8)[0]  # a parameter that nothing tells of stays
+        for one in counts
+    ]
+    return np.exp(np.quantile(at + np.clip(steps, -3, 3), [0.025, 0.975], axis=0))
 
 
 def _three(found: ndarray) -> tuple[float, float, float]:
@@ -324,6 +387,7 @@ __all__ = [
     "LIDFit",
     "SaturatingExponent",
     "beta_eff",
+    "bootstrap_interval",
     "check_counts",
     "effective_exponent",
     "fit_lid",

@@ -79,7 +79,7 @@ def pass_at_k_failure(
     if tau is not None and not (tau > 0 and math.isfinite(tau)):
         raise InputError(f"tau is {tau}: give a precision above 0")
     if method == "quad":
-        return _quad(ks, beta, delta, v, tau, fast)
+        return _quad(ks, beta, delta, v, tau, _COARSE if fast else _FINE)
     if method == "mc":
         return _monte_carlo(ks, beta, delta, v, tau, draws, seed)
     if tau is not None:
@@ -126,47 +126,64 @@ def log_success(
     delta
         Tolerance over sigma.
     """
-    root = np.sqrt(tau)
-    b = np.abs(bias) * root
-    wide = delta * root
+    b, wide = _window(bias, tau, delta)
+    found = np.empty(b.shape)
+    narrow = wide < _NARROW
+    found[narrow] = _log_narrow(b[narrow], wide[narrow])
+    b, wide = b[~narrow], wide[~narrow]
     upper = log_ndtr(wide - b)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = upper + np.log(-np.expm1(np.minimum(log_ndtr(-wide - b) - upper, 0.0)))
+        found[~narrow] = upper + np.log(-np.expm1(np.minimum(log_ndtr(-wide - b) - upper, 0.0)))
+    return found
+
+
+def _window(bias: ndarray, tau: ndarray, delta: float) -> tuple[ndarray, ndarray]:
+    """|B| and delta in standard deviations of a draw."""
+    root = np.sqrt(tau)
+    b, wide = np.broadcast_arrays(np.abs(bias) * root, delta * root)
+    return b, wide
+
+
+def _log_narrow(b: ndarray, wide: ndarray) -> ndarray:
+    """log s of a window so narrow that the density is a straight line's exponential in it."""
     x = wide * b
-    # sinh(x) / x, the average of exp over the window
-    sinhc = np.where(
-        x > 1e-3, x + np.log(-np.expm1(-2 * np.maximum(x, 1e-3))) - np.log(2 * np.maximum(x, 1e-3)), x**2 / 6
-    )
-    narrow = np.log(np.maximum(wide, 1e-300) * 2) - 0.5 * b**2 - 0.5 * math.log(2 * math.pi) + sinhc
-    return np.where(wide < _NARROW, narrow, found)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = x + np.log(-np.expm1(-2 * x)) - np.log(2 * x)  # log(sinh(x) / x): the average of exp over the window
+    mean = np.where(x > 1e-3, mean, x**2 / 6)
+    found: ndarray = np.log(np.maximum(wide, 1e-300) * 2) - 0.5 * b**2 - 0.5 * math.log(2 * math.pi) + mean
+    return found
 
 
 def log_failure(
     bias: Float[ndarray, "*inputs"], tau: Float[ndarray, "*inputs"], delta: float
 ) -> Float[ndarray, "*inputs"]:
     """log(1 - s) of one draw, exact at both ends. Parameters as of `log_success`."""
-    root = np.sqrt(tau)
     log_s = log_success(bias, tau, delta)
-    with np.errstate(divide="ignore"):
-        small = np.log1p(-np.exp(np.minimum(log_s, -0.5)))
-    b, wide = np.abs(bias) * root, delta * root
-    large = np.logaddexp(log_ndtr(b - wide), log_ndtr(-b - wide))
-    return np.where(log_s < -0.5, small, large)
+    found = np.empty(log_s.shape)
+    small = log_s < -0.5
+    found[small] = np.log1p(-np.exp(log_s[small]))
+    b, wide = (array[~small] for array in _window(bias, tau, delta))
+    found[~small] = np.logaddexp(log_ndtr(b - wide), log_ndtr(-b - wide))
+    return found
 
 
-def _nodes(ks: Float[ndarray, "*draws"], beta: float, delta: float, v: float, tau: float | None, fast: bool) -> tuple:
-    """Nodes and log weights in (tau, B), as flat arrays."""
-    if tau is None:
-        most = float(ks.max()) * _ROOT * min(delta, 1.0)
-        low = min(-2 * math.log(max(most, 2.0)) - 50.0 / beta, -50.0 / beta)
-        grid = np.linspace(low, math.log(150.0 + 10 * beta), 800 if fast else 2400)
-        weight = math.log(grid[1] - grid[0]) + beta / 2 * grid - np.exp(grid) - gammaln(beta / 2)
-        taus = np.exp(grid)
-    else:
-        taus, weight = np.array([tau]), np.zeros(1)
-    if v == 0:
-        return taus, np.zeros_like(taus), weight
-    count = 120 if fast else 400
+_FINE, _COARSE = (2400, 400), (800, 120)  # nodes in log tau and in the bias
+
+
+def _precisions(
+    ks: Float[ndarray, "*draws"], beta: float, delta: float, tau: float | None, count: int
+) -> tuple[ndarray, ndarray]:
+    """Nodes and log weights in tau: equal steps of log tau, from where no draw of k could succeed."""
+    if tau is not None:
+        return np.array([tau]), np.zeros(1)
+    most = float(ks.max()) * _ROOT * min(delta, 1.0)
+    low = min(-2 * math.log(max(most, 2.0)) - 50.0 / beta, -50.0 / beta)
+    grid = np.linspace(low, math.log(150.0 + 10 * beta), count)
+    return np.exp(grid), math.log(grid[1] - grid[0]) + beta / 2 * grid - np.exp(grid) - gammaln(beta / 2)
+
+
+def _biases(v: float, count: int) -> tuple[ndarray, ndarray]:
+    """Nodes and log weights in |B|: Gauss-Legendre between edges."""
     narrow = min(1.0, 1 / math.sqrt(v))  # where a bias begins to hurt, in its standard deviations
     edges = [0.0, 0.5 * narrow, 2.0 * narrow, 5.0, 14.0]
     z, log_z = [], []
@@ -175,29 +192,38 @@ def _nodes(ks: Float[ndarray, "*draws"], beta: float, delta: float, v: float, ta
         points = (right + left) / 2 + (right - left) / 2 * x
         z.append(points)
         log_z.append(np.log(w * (right - left) / 2) - 0.5 * points**2 + 0.5 * math.log(2 / math.pi))
-    zs, wz = np.concatenate(z), np.concatenate(log_z)
-    shape = (len(taus), len(zs))
-    return (
-        np.broadcast_to(taus[:, None], shape).ravel(),
-        np.broadcast_to(math.sqrt(v) * zs, shape).ravel(),
-        (weight[:, None] + wz).ravel(),
-    )
+    return math.sqrt(v) * np.concatenate(z), np.concatenate(log_z)
 
 
-def _quad(ks: Float[ndarray, "*draws"], beta: float, delta: float, v: float, tau: float | None, fast: bool) -> ndarray:
+def _quad(
+    ks: Float[ndarray, "*draws"],
+    beta: float,
+    delta: float,
+    v: float,
+    tau: float | None,
+    counts: tuple[int, int] = _FINE,
+) -> ndarray:
     if not ks.size:
         return np.zeros(ks.shape)
-    taus, biases, weights = _nodes(ks, beta, delta, v, tau, fast)
     flat = ks.reshape(-1)
-    total = np.zeros(len(flat))
-    for begin in range(0, len(taus), _BLOCK):
-        part = slice(begin, begin + _BLOCK)
-        log_w = weights[part]
-        keep = log_w > log_w.max() - 745 if len(log_w) else slice(None)
-        log_f = log_failure(biases[part][keep], taus[part][keep], delta)
-        w = np.exp(log_w[keep])
-        for i, one in enumerate(flat):
-            total[i] += (np.exp(one * log_f) * w).sum()  # a dot product would wake threads for so little
+    taus, weights = _precisions(ks, beta, delta, tau, counts[0])
+    log_f = log_failure(np.zeros_like(taus), taus, delta)
+    total = np.array([np.exp(one * log_f + weights).sum() for one in flat])
+    if v > 0:
+        # Bias only adds failures, so what is without it bounds the sum from below: much lighter nodes cannot count.
+        with np.errstate(divide="ignore"):
+            lightest = max(float(np.log(total.min())) - 45.0, -745.0)
+        biases, log_z = _biases(v, counts[1])
+        total = np.zeros(len(flat))
+        rows = max(_BLOCK // len(biases), 1)
+        for begin in range(0, len(taus), rows):
+            part = slice(begin, begin + rows)
+            log_w = weights[part, None] + log_z
+            row, column = np.nonzero(log_w > lightest)
+            log_f = log_failure(biases[column], taus[part][row], delta)
+            w = np.exp(log_w[row, column])
+            for i, one in enumerate(flat):
+                total[i] += np.exp(one * log_f) @ w
     return np.minimum(total, 1.0).reshape(ks.shape)
 
 

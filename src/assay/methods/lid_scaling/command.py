@@ -69,7 +69,7 @@ def fit(
     from assay.methods.lid_scaling import PassAtK, fit_lid, window_grid
 
     a, n = _counts(table, successes, samples)
-    curve = PassAtK(a, n, classes=2)
+    curve = PassAtK(a, n)
     fewest = int(n.min())
     chosen = (float(window[0]), float(window[1])) if window else (1.0, float(max(fewest, 2)))
     estimator = "unbiased" if chosen[1] <= fewest else "posterior"
@@ -78,7 +78,7 @@ def fit(
     values, (low, high) = curve.curve(ks, estimator), curve.bootstrap(ks, estimator, draws=bootstrap, seed=seed)
     seen = values[ks <= chosen[1]]
     exponent = curve.beta_eff(chosen, estimator, draws=bootstrap, seed=seed) if seen.min() > 0 else None
-    law = fit_lid(a, n) if 0 < a.sum() < n.sum() else None
+    law = fit_lid(a, n, draws=bootstrap, seed=seed) if 0 < a.sum() < n.sum() else None
     print(f"{len(a)} problems, {int(n.sum()):,} answers, {a.sum() / n.sum():.1%} right; {curve.floor:.1%} never right")
     said = [k for k in (1, 2, 5, 10, 20, 50, 100) if k <= ks[-1]]
     ends = curve.bootstrap(said, estimator, draws=bootstrap, seed=seed)
@@ -96,7 +96,10 @@ def fit(
     if law is None:
         print("every answer is right, or none: nothing tells how hard the problems are")
     else:
-        print(f"difficulty: beta {law.beta:.2f}, tolerance {law.delta:.3f}, test of the fit p = {law.p_value:.3g}")
+        print(
+            f"difficulty: beta {law.beta:.2f} ({law.beta_interval[0]:.2f} to {law.beta_interval[1]:.2f}), tolerance "
+            f"{law.delta:.3f} ({law.delta_interval[0]:.3f} to {law.delta_interval[1]:.3f}); test of the fit: p = {law.p_value:.3g}"
+        )
         if law.p_value < 0.01:
             print("the model does not describe these counts: do not extrapolate by it")
     split = None
@@ -168,7 +171,7 @@ def _split(
         f"({found.regime}); expected failure {found.loss_whole:.3g}"
         + (f", {now:.3g} with the training as it is" if math.isfinite(now) else "")
     )
-    return {**found._asdict(), "failure_as_it_is": now, "law": law._asdict()}
+    return {**found._asdict(), "failure_as_it_is": now if math.isfinite(now) else None, "law": law._asdict()}
 
 
 def _plot(

@@ -54,12 +54,20 @@ def calibration(trial: Trial, tokenizer: Any, tokens: int | None = None) -> Tens
 
 
 def sentences(texts: Sequence[str], count: int) -> list[tuple[str, str]]:
-    """Sentences of 8 to 30 words, at most three a document: what stands before the last word, and that word."""
+    """Sentences of 8 to 30 words, at most three a document: what stands before the last word, and that word.
+
+    A sentence ends with its line or at a mark before a capital; the last word has three letters at least, and its full stop
+    may stand apart, as in Brown.
+    """
     found = []
     for text in texts:
-        fitting = [s.split() for s in re.findall(r"[A-Z][^.!?\n]{30,250}[a-z](?=\.)", text)]
-        fitting = [words for words in fitting if 8 <= len(words) <= 30 and words[-1].isalpha()]
-        found += [(" ".join(words[:-1]), " " + words[-1]) for words in fitting[:3]]
+        fitting = []
+        for piece in re.split(r"\n+|(?<=[a-z]{3}[.!?])\s+(?=[A-Z])", text):
+            ended = re.fullmatch(r"([A-Z].*[a-z]{3}) ?\.", piece.strip())
+            words = ended.group(1).split() if ended else []
+            if 8 <= len(words) <= 30 and words[-1].isalpha():
+                fitting.append((" ".join(words[:-1]), " " + words[-1]))
+        found += fitting[:3]
     return found[:count]
 
 
