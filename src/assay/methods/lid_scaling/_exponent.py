@@ -246,8 +246,6 @@ def fit_lid(
         return choose + _log_mixture(a_, n_, math.exp(p[0]), math.exp(p[1]), math.exp(p[2]) if with_bias else 0.0)
 
     def loss(p: ndarray) -> float:
-        if np.any(np.abs(p) > 12):
-            return 1e12
         return -float(weight @ log_probability(p)) / float(weight.sum())
 
     starts = [
@@ -255,8 +253,11 @@ def fit_lid(
         for b in (1.0, 3.0)
         for d in ((0.5,) if with_bias else (0.2, 1.0))
     ]
-    options = {"xatol": 1e-4, "fatol": 1e-9, "maxiter": 2000}
-    best = min((minimize(loss, start, method="Nelder-Mead", options=options) for start in starts), key=lambda r: r.fun)
+    bounds, options = [(-12.0, 12.0)] * len(starts[0]), {"ftol": 1e-13, "gtol": 1e-7}
+    best = min(
+        (minimize(loss, start, method="L-BFGS-B", bounds=bounds, options=options) for start in starts),
+        key=lambda r: r.fun,
+    )
     found = np.exp(best.x)
     p_value = _histogram_test(
         a, n, lambda aa, nn: np.exp(_log_choose(aa, nn) + _log_mixture(aa, nn, *_three(found))), len(best.x)

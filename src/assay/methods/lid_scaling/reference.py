@@ -8,7 +8,7 @@ from scipy.integrate import dblquad
 from scipy.special import gammaln, ndtr
 
 
-def failure(k: float, beta: float, delta: float, v: float, tolerance: float = 1e-6) -> float:
+def failure(k: float | int, beta: float, delta: float, v: float, tolerance: float = 1e-6) -> float:
     """E[(1 - s)^k] over log tau and the bias in its standard deviations. The slow twin of `pass_at_k_failure`.
 
     Parameters
