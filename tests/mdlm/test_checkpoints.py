@@ -26,7 +26,7 @@ from assay._errors import InputError  # noqa: E402
 from assay.data import MissingData  # noqa: E402
 from assay.mdlm import MaskedDiffusionLM, UnsupportedCheckpointError, block_causal_mask  # noqa: E402
 
-from ..lm.conftest import cache, tiny_gguf  # noqa: E402, F401 - fixtures
+from ..lm.conftest import cache  # noqa: E402, F401 - a fixture
 from . import families  # noqa: E402
 from .families import DREAM, LLADA, SDAR, llada_weights, qwen_weights, write  # noqa: E402
 from .tiny import scatter, tiny  # noqa: E402
