@@ -171,6 +171,10 @@ def _split(
         f"({found.regime}); expected failure {found.loss_whole:.3g}"
         + (f", {now:.3g} with the training as it is" if math.isfinite(now) else "")
     )
+    if law.p_value < 0.01:
+        print(
+            f"the law behind this split does not describe these counts (p = {law.p_value:.3g}): take it for no more than a hint"
+        )
     return {**found._asdict(), "failure_as_it_is": now if math.isfinite(now) else None, "law": law._asdict()}
 
 
