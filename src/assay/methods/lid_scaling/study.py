@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -205,8 +206,8 @@ def slopes(trial: Trial) -> dict[str, Exact]:
         "floor",
         "accuracy",
         "without_floor",
-        "gen_exponent",
-        "gen_floor",
+        "gen_power",
+        "gen_limit",
     ),
     curves=("beta_eff", "gen_error"),
     inputs={"votes": "cifar10h"},
@@ -245,16 +246,19 @@ def votes(trial: Trial) -> dict[str, Any]:
         whole = found[end][estimator] - found[first][estimator]
         return whole, found[end][estimator] - found[before][estimator]
 
-    # L_gen = floor + c N^-p, over the sizes well beyond the number of features.
-    sizes = np.array([n for n in ns if n >= 500], dtype=float)
+    # L_gen = floor + c (N - d - 1)^-p beyond the interpolation peak: p is 1 for least squares on Gaussian inputs.
+    d = features.shape[1] + 1  # the intercept is a feature
+    sizes = np.array([n for n in ns if n >= 2 * d], dtype=float)
     errors = np.array([found[int(n)]["gen_error"] for n in sizes])
-    (power, gen_floor, _), _ = curve_fit(
-        lambda n, power, floor, scale: floor + scale * (n / 500) ** -power,
-        sizes,
-        errors,
-        p0=(1.0, 0.9 * errors[-1], errors[0] - errors[-1]),
-        maxfev=5000,
-    )
+    power = gen_limit = math.nan
+    if len(sizes) > 3:
+        (power, gen_limit, _), _ = curve_fit(
+            lambda n, power, floor, scale: floor + scale * n**-power,
+            (sizes - d - 1) / 500,
+            errors,
+            p0=(1.0, 0.9 * errors[-1], errors[0] - errors[-1]),
+            maxfev=5000,
+        )
 
     (whole, late), (whole_posterior, late_posterior) = rise("raw"), rise("posterior")
     return {
@@ -271,8 +275,8 @@ def votes(trial: Trial) -> dict[str, Any]:
         "floor": last.curve.floor,
         "accuracy": last.accuracy,
         "without_floor": effective_exponent(window_grid((1, 20)), without.curve(window_grid((1, 20)), "raw")),
-        "gen_exponent": float(power),
-        "gen_floor": float(gen_floor),
+        "gen_power": float(power),
+        "gen_limit": float(gen_limit),
     }
 
 
