@@ -63,7 +63,7 @@ def pass_at_k_failure(
     kappa, prefactor
         Of ``"two-tail"``, which leaves both open: see `fit_two_tail`.
     fast
-        A coarser grid, to 2e-4, at a tenth of the time.
+        A coarser grid, to about 1e-3, at a tenth of the time.
     draws, seed
         Of ``"mc"``.
 
@@ -213,17 +213,20 @@ def _quad(
         # Bias only adds failures, so what is without it bounds the sum from below: much lighter nodes cannot count.
         with np.errstate(divide="ignore"):
             lightest = max(float(np.log(total.min())) - 45.0, -745.0)
-        biases, log_z = _biases(v, counts[1])
         total = np.zeros(len(flat))
-        rows = max(_BLOCK // len(biases), 1)
-        for begin in range(0, len(taus), rows):
-            part = slice(begin, begin + rows)
-            log_w = weights[part, None] + log_z
-            row, column = np.nonzero(log_w > lightest)
-            log_f = log_failure(biases[column], taus[part][row], delta)
-            w = np.exp(log_w[row, column])
-            for i, one in enumerate(flat):
-                total[i] += np.exp(one * log_f) @ w
+        # At small tau a draw is so wide that bias hardly matters: there a quarter of the nodes in it do.
+        turn = int(np.searchsorted(taus, 5e-5 / v))
+        for side, count in ((slice(0, turn), counts[1] // 4), (slice(turn, None), counts[1])):
+            biases, log_z = _biases(v, count)
+            rows = max(_BLOCK // len(biases), 1)
+            for begin in range(0, len(taus[side]), rows):
+                part = slice(begin, begin + rows)
+                log_w = weights[side][part, None] + log_z
+                row, column = np.nonzero(log_w > lightest)
+                log_f = log_failure(biases[column], taus[side][part][row], delta)
+                w = np.exp(log_w[row, column])
+                for i, one in enumerate(flat):
+                    total[i] += np.exp(one * log_f) @ w
     return np.minimum(total, 1.0).reshape(ks.shape)
 
 
