@@ -167,7 +167,7 @@ def log_failure(
     return found
 
 
-_FINE, _COARSE = (2400, 400), (800, 120)  # nodes in log tau and in the bias
+_FINE, _COARSE = (2400, 500), (800, 120)  # nodes in log tau and in the bias
 
 
 def _precisions(
